@@ -85,6 +85,7 @@ def _networks(algo: algos.Algorithm) -> str:
         OBSERVATIONS: "O (length of an observation)",
         ACTIONS: "A (dimensions of an action)" if continuous else "A (number of actions)",
         OBSERVATIONS + ACTIONS: "O + A",
+        OBSERVATIONS * ACTIONS: "O · A, an arm's own input",
         2 * ACTIONS: "2 A",
         25: "25, quantiles",
         50 * ACTIONS: "50 A, quantiles of each action's return",

@@ -11,7 +11,7 @@ import pytest
 from evopipe import searchers
 from evopipe.core.member import Member
 from evopipe.schema.declare import Schema
-from evopipe.searchers.contract import About, Child, Draw, Fate, History, Keep, Plan, Stateless
+from evopipe.searchers.contract import About, Child, Draw, Fate, History, Keep, Plan, Stateless, Trial
 from populations import go_on, same
 
 RENEWS, PAUSES, DRAWS = False, True, False
@@ -21,7 +21,9 @@ class Config(Schema):
     """Who lives."""
 
     order: tuple[tuple[int, ...], ...] = ()
-    births: tuple[tuple[int, int, int], ...] = ()  # after which generation a slot gets a mutated child of another
+    births: tuple[
+        tuple[int, int, int], ...
+    ] = ()  # after which generation a slot gets a mutated child of another; of −1: a trial
 
 
 class Search(Stateless):
@@ -41,7 +43,7 @@ class Search(Stateless):
         found: list[Fate] = [Keep() for _ in history.members]
         for generation, slot, of in self.config.births:
             if generation == history.generation:
-                found[slot] = Child(of, why="as was said")
+                found[slot] = Trial(why="as was said") if of < 0 else Child(of, why="as was said")
         return found
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import populations
+from evopipe.rng import Purpose
 from populations import advance, close_generation, equal_states, finish
 
 SHARED = {"capacity": 5000, "sharing": "shared"}
@@ -119,6 +120,26 @@ def test_a_new_trial_is_not_paid_for_the_steps_of_the_one_before(backend: str, r
         np.add.at(counts, np.flatnonzero(over) // 4, 1)
         running[over], begun = 0, now
     assert loop.regime.ended().tolist() == pytest.approx((sums / counts).tolist())
+
+
+@pytest.mark.parametrize("prioritised", [False, True])
+def test_a_new_trial_begins_with_an_empty_memory_of_its_own(prioritised: bool, run: Callable[..., Any]) -> None:
+    """Not with what the one before it did in its evaluation, nor with that one's priorities; the others keep theirs."""
+    replay = {"sharing": "own", "prioritised": prioritised, "evaluation": True, "capacity": 2000}
+    loop = run(populations.problem("CartPole-v1", train={"replay": replay, "evo_steps": 40}), 2)
+    while not loop.clock.generation_over:
+        loop.advance()
+    seeds = loop.spec.seeds(Purpose.EVALUATE, 2)
+    loop.regime.evaluate(loop.cohorts, seeds, lambda: False)
+    before = int(loop.regime.replay.size[0])
+    loop.regime.inherit([0, -1])
+    loop.regime.renew([1])
+    loop.regime.adopt(loop.cohorts)
+    assert before < loop.regime.replay.size[0], "what it did in its evaluation"
+    assert loop.regime.replay.size[1] == 0
+    trees = loop.regime.replay.priorities
+    if trees is not None:
+        assert [float(level[1].sum()) for level in trees.levels] == [0.0] * len(trees.levels)
 
 
 def test_a_budget_counts_the_steps_of_evaluations(run: Callable[..., Any]) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import json
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -30,11 +31,12 @@ from evopipe.run.evaluate import Stopped
 from evopipe.run.regime import Setup
 from evopipe.run.run import Run
 from evopipe.run.session import Home, Session
+from evopipe.run.session import begin as session_begin
 from evopipe.run.spec import EnvSpec, first_members
 from evopipe.run.world import TensorWorld
 from evopipe.scale.changes import changes, fold
 from evopipe.scale.divide import divided, in_shards, make
-from evopipe.scale.shard import state_of, unpack
+from evopipe.scale.shard import pack, state_of, unpack
 from evopipe.scale.shards import InProcess, Lost, Shards, slow_shards
 from evopipe.schema.shards import ShardsConfig
 from evopipe.schema.write import dump_yaml
@@ -225,6 +227,77 @@ def test_such_a_search_in_shards_goes_on_to_the_same_bits_whatever_is_killed(
         assert outcome(run) == outcome(straight), deaths
 
 
+def drawn_search(seed: int) -> tuple[EnvSpec, int]:
+    """A problem in C and its number of members, with a drawn life: who lives when, who has children and where trials
+    begin."""
+    draws = np.random.default_rng(seed)
+    members, generations = int(draws.integers(3, 6)), 5
+    order = tuple(
+        tuple(sorted(draws.choice(members, draws.integers(1, members + 1), replace=False).tolist()))
+        for _ in range(generations)
+    )
+    births = [
+        (generation, *draws.choice(members, 2, replace=False).tolist())
+        for generation in range(1, generations)
+        for _ in range(2)
+    ]
+    births += [(int(draws.integers(1, generations)), int(draws.integers(members)), -1) for _ in range(2)]
+    build.use(build.load())
+    replay = {"capacity": 60, "sharing": "own", "n_step": 1 + seed % 2, "prioritised": seed % 3 > 0}
+    evaluation = {"evaluation": True} if seed % 4 == 1 else {}
+    p = problem(
+        num_envs=3, config={"evolve": RANGES, "batch_size": 16},
+        search={"strategy": "rota", "rota": {"order": order, "births": tuple(births)},
+                "fitness": "training" if seed % 4 == 2 else "evaluation"},
+        # Who lives more generations than such steps has some without a tick.
+        train={"evo_steps": 30, "max_steps": 60 if seed % 2 else 150, "learning_delay": 12,
+               "replay": {**replay, **evaluation}, "eval_episodes": 3, "eval_steps": 20},
+    )  # fmt: skip
+    return replace(p, env=p.env.model_copy(update={"backend": "c"})), members
+
+
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(n, marks=pytest.mark.thorough) for n in range(4, 24))])
+def test_a_drawn_search_in_shards_is_that_of_one_process_whatever_is_killed(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In shards of any size; and restored at any tick, while shards die before they do what they are told or after."""
+    rota.offer(monkeypatch)
+    monkeypatch.setattr("evopipe.scale.changes._LARGE", 1 + 63 * (seed % 2))
+    (p, members), draws = drawn_search(seed), np.random.default_rng(seed)
+    whole, apart = started(p, members), sharded(p, 1 + seed % members, Deadly, members=members, deaths=[])
+    for run in (whole, apart):
+        finish(run)
+    assert remembered(apart) == remembered(whole)
+    assert outcome(apart) == outcome(whole)
+    heard = apart.regime.engine.heard_so_far  # type: ignore[attr-defined]
+
+    def again(deaths: Sequence[int]) -> Run[EnvSpec]:
+        each, after = int(draws.integers(1, members)), bool(draws.integers(2))
+        return sharded(p, each, Deadly, members=members, deaths=deaths, after=after)
+
+    killed = again(draws.choice(np.arange(members + 3, 2 * heard), 4, replace=False).tolist())
+    while not killed.reason:  # in short laps, of which several are to be repeated
+        killed.regime._ticks = int(draws.integers(1, 5))  # type: ignore[attr-defined]
+        go_on(killed)
+    engine = killed.regime.engine  # type: ignore[attr-defined]
+    assert len(killed.regime.said) == sum(death <= engine.heard_so_far for death in engine.deaths)  # type: ignore[attr-defined]
+    restored = again([])
+    while not restored.reason:
+        restored.regime._ticks = int(draws.integers(1, 12))  # type: ignore[attr-defined]
+        go_on(restored)
+        if draws.random() < 0.2:
+            tensors, meta = copy.deepcopy(restored.state())
+            restored.close()
+            restored = sharded(
+                p, restored.regime.slots[0].stop, Deadly, members=members,  # type: ignore[attr-defined]
+                deaths=[int(draws.integers(2 * members + 3, 30))], after=bool(draws.integers(2)),
+            )  # fmt: skip
+            assert restored.restore(tensors, json.loads(json.dumps(meta))) == 0
+    for run in (killed, restored):
+        assert outcome(run) == outcome(whole)
+        assert remembered(run) == remembered(whole)
+
+
 def test_an_evaluation_in_shards_that_was_stopped_leaves_nothing_in_their_memories() -> None:
     """Though one shard had ended its part when the other stopped."""
     p = searched("evaluation")
@@ -287,22 +360,38 @@ class Elsewhere:
         )  # fmt: skip
 
 
-def test_what_shards_exchange_is_told_by_generations_since_the_run_went_on() -> None:
-    p = problem(train={"evo_steps": 20, "max_steps": 120})
-    first, second = sharded(p, 2), sharded(p, 2, Elsewhere)
-    for _ in range(4):
-        while not first.clock.generation_over:
-            first.advance()
-        close_generation(first)
+@pytest.mark.parametrize("closed", [2, 1, 0])
+def test_what_shards_exchange_is_told_by_generations_since_the_run_went_on(closed: int) -> None:
+    """Of three, so many were closed before the run was saved and restored."""
+    p = problem(train={"evo_steps": 20, "max_steps": 60})
+    first, second = sharded(p, 2, Elsewhere), sharded(p, 2, Elsewhere)
+    assert sharded(p, 2).regime.account is None  # type: ignore[attr-defined]
+    for _ in range(closed):
+        close(first)
+    first.advance()
+    before, regime = time.perf_counter(), cast(Any, second.regime)
     second.restore(*copy.deepcopy(first.state()))
-    for _ in range(2):  # the members of the first one went out before
-        while not second.clock.generation_over:
-            second.advance()
-        close_generation(second)
-    regime = second.regime
-    said = f"2 shards: {regime._bytes / 1e6:,.1f} MB to and fro a generation; "  # type: ignore[attr-defined]
-    assert regime._bytes > 2e5  # type: ignore[attr-defined]
-    assert regime.account.startswith(said)  # type: ignore[attr-defined]
+    assert regime._bytes == regime._asking == regime._busy == regime._idle == 0.0, "or what was before would count"
+    while not second.reason:
+        close(second)
+    seconds = time.perf_counter() - before
+    assert regime._bytes > 1e4
+    assert 0.0 < regime._busy < regime._asking < seconds
+    assert 0.0 < regime._idle < regime._busy, "two shards: the other one takes some time as well"
+    assert 0.0 < time.perf_counter() - regime._began < time.perf_counter() - before
+    regime._bytes = 12_000_000 * (3 - closed)
+    regime._began, regime._asking, regime._busy, regime._idle = time.perf_counter() - 1000.0, 400.0, 320.0, 200.0
+    assert regime.account == (
+        "2 shards: 12.0 MB to and fro a generation; exchange took 8.0% of the time, evolution and checkpoints 60.0%, "
+        "and shards waited 20.0% of it for the slowest"
+    )
+
+
+def close(run: Run[Any]) -> None:
+    """Advance a run to the end of a generation, and close it."""
+    while not run.clock.generation_over:
+        run.advance()
+    close_generation(run)
 
 
 def test_a_shard_is_late_by_one_generation_and_not_by_all_so_far() -> None:
@@ -314,6 +403,103 @@ def test_a_shard_is_late_by_one_generation_and_not_by_all_so_far() -> None:
         close_generation(run)
 
 
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_problem_that_is_divided_is_the_same_run_and_scores_alike(count: int, tmp_path: Path) -> None:
+    """Of parameters as a stage has them: each shard makes its own members' part anew. Their keys are drawn, not
+    numbers of slots."""
+    changes = {
+        "env.backend": "c", "population.size": 5, "runtime.cohorts": "exact", "train.replay.sharing": "own",
+        "runtime.env_workers": 0, "runtime.learners": 1, "train.warm_start": 0, "train.max_steps": 80,
+        "train.evo_steps": 40, "train.eval_steps": 30, "train.learning_delay": 10, "evaluate.steps": 15,
+    }  # fmt: skip
+    data, found = params(changes), []
+    alone = parse_params(data)
+    data["runtime"]["shards"] = ShardsConfig(count=count).model_dump(mode="json")
+    asked = parse_params(data)
+    members, births = first_members(problem_of(asked, tmp_path).spec, 5)
+    for each in (alone, asked):
+        with divided(problem_of(each, tmp_path), each, 5, tmp_path) as made:
+            run = session_begin(made, members, births)
+            finish(run)
+            found.append(outcome(run))
+        with divided(problem_of(each, tmp_path), each, 5, tmp_path, learn=False) as made:
+            scored = made.held_out(5, 4)
+            scored.adopt(made.spec.form(run.members))
+            played = scored.evaluate(made.spec.form(run.members), made.spec.seeds(Purpose.HELD_OUT, 7), lambda: False)
+            found[-1][1].append((played.returns.tolist(), played.lengths.tolist(), played.steps))
+            assert played.lengths.max() == 15
+            assert made.parts == (count if each is asked else 0)
+    assert found[1] == found[0]
+
+
+def test_a_lap_is_about_as_long_as_was_said_and_has_a_tick_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where ticks take longer than a lap, one by one; else twice as many as before, to the end of the generation."""
+    p = problem(train={"evo_steps": 80, "max_steps": 80, "learning_delay": 10**6})
+    for lap, ends in ((0.0, [*range(1, 21)]), (1e9, [1, 3, 7, 15, 20])):
+        monkeypatch.setattr("evopipe.scale.shards._LAP", lap)
+        run = sharded(p, 2, Overheard)
+        finish(run)
+        sent = run.regime.engine.sent  # type: ignore[attr-defined]
+        for own in (0, 1):
+            told = [about for shard, about in sent if shard == own and about["do"] == "go on"]
+            assert [about["tick"] for about in told] == ends
+            assert [about["after"] for about in told] == [None] * (len(ends) - 1) + [0], "its state at the end alone"
+            assert ["members" in about for about in told] == [True] + [False] * (len(ends) - 1), "they go out once"
+        run.close()
+
+
+def test_a_shard_that_is_late_is_told_of_once_and_only_where_all_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    rota.offer(monkeypatch)
+    search = {"strategy": "rota", "rota": {"order": ((0, 1, 2), (3,), (0, 1, 2, 3), (0, 1, 2, 3))}}
+    run = sharded(problem(train={"evo_steps": 20, "max_steps": 80, "learning_delay": 10**6}, search=search), 1)
+    said, regime = [], cast(Any, run.regime)
+    for slow in (0, None, 1, 1):
+        regime._ticks = 1
+        run.advance()
+        if slow is not None:
+            regime._took[slow] += 100.0
+        before = run.clock.generation
+        while run.clock.generation == before:
+            go_on(run)
+        said.append([*regime.said])
+        regime.said.clear()
+    assert [len(each) for each in said] == [0, 0, 1, 0], "who waits makes shards unlike; and it is said once"
+    assert said[2][0].startswith("shard 1 took 100 s for a generation, half of them at most 0 s, and all wait for it: ")
+
+
+class Timed(InProcess):
+    """An engine whose shards work 1, 2 and 6 seconds for whatever they are told."""
+
+    def receive(self, shard: int, seconds: float, stopped: Callable[[], bool]) -> bytes | None:
+        answer = super().receive(shard, seconds, stopped)
+        assert answer is not None
+        about, tensors = unpack(answer)
+        return pack({**about, "seconds": (1.0, 2.0, 6.0)[shard]}, tensors, state_of(answer))
+
+
+def test_shards_wait_for_the_slowest_as_long_as_they_work_less_than_it() -> None:
+    """As a share of all of them, whenever they are asked together; where one is asked alone nobody waits."""
+    run = sharded(problem(train={"evo_steps": 20, "max_steps": 20, "learning_delay": 10**6}), 1, Timed, members=3)
+    regime = cast(Any, run.regime)
+    run.advance()
+    assert (regime._busy, regime._idle) == (6.0, 3.0)
+    assert regime._took == [1.0, 2.0, 6.0]
+    run.regime.evaluate(run.spec.form([run.members[1]]), run.spec.seeds(Purpose.CONFIRM, 2), lambda: False)
+    assert (regime._busy, regime._idle) == (8.0, 3.5), "two seeds, of two shards"
+    assert regime._took == [1.0, 2.0, 6.0], "of a generation's steps alone"
+    regime.first(run.members[2])
+    assert (regime._busy, regime._idle) == (14.0, 3.5)
+
+
+def test_shards_end_with_their_run() -> None:
+    run = sharded(problem(), 2)
+    closed: list[int] = []
+    for number, shard in run.regime.engine._shards.items():  # type: ignore[attr-defined]
+        shard.regime.close = lambda number=number: closed.append(number)
+    run.close()
+    assert closed == [0, 1]
+
+
 def test_deaths_of_a_shard_are_counted_by_generation() -> None:
     run = sharded(problem(train={"evo_steps": 20, "max_steps": 120}), 2, Deadly, deaths=())
     engine = run.regime.engine  # type: ignore[attr-defined]
@@ -323,6 +509,8 @@ def test_deaths_of_a_shard_are_counted_by_generation() -> None:
             run.advance()
         close_generation(run)
         assert len(run.regime.said) == generation  # type: ignore[attr-defined]
+        text = f"shard 0 is made anew from generation {generation - 1}: it was killed"
+        assert run.regime.said[-1] == text  # type: ignore[attr-defined]
 
 
 def test_shards_whose_environments_are_in_c_take_rollouts_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -470,6 +658,39 @@ def test_changes_of_any_shape_fold_to_what_they_were_made_of(seed: int, monkeypa
     }
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_rows_are_told_that_are_new_or_whose_bits_differ_and_no_others(seed: int) -> None:
+    """Of any type and width, along either axis, as far as they are at most half; and small tensors whole."""
+    draws = np.random.default_rng(seed)
+    axis, width, before = seed % 2, int(draws.integers(1, 7)), int(draws.integers(6000, 9000))
+    rows = before + int(draws.integers(1, 3000)) * int(draws.integers(1 - axis, 2))  # else both axes would do
+    kind = [torch.uint8, torch.float32, torch.int64, torch.float64][seed // 2]
+    shape = (2, rows, width) if axis else (rows, 2, width)
+    now = torch.from_numpy(draws.integers(0, 200, shape)).to(kind).repeat_interleave(8, dim=2)
+    was = now.narrow(axis, 0, before).clone()
+    changed = np.zeros(shape[: axis + 1], bool)
+    for _ in range(40):
+        place = tuple(int(draws.integers(n)) for n in was.shape)
+        was[place] += 1
+        changed[place[: axis + 1]] = True
+    changed[..., before:] = True
+    told = changes({"rows": was, "small": torch.zeros(3)}, {"rows": now, "small": torch.zeros(3)})
+    places = np.flatnonzero(changed)
+    assert torch.equal(told["small"], torch.zeros(3))
+    assert told["places of rows"].tolist() == [axis, rows, *places]
+    assert torch.equal(told["rows of rows"], now.flatten(0, axis)[places])
+    few = was.narrow(axis, 0, (rows // 2) - 20)
+    assert torch.equal(changes({"rows": few}, {"rows": now})["rows"], now), "more than half is told as all"
+    other = now.clone() if kind.is_floating_point else now.double()
+    if kind.is_floating_point:
+        other[other == 0] = -0.0
+    told = changes({"rows": other}, {"rows": now})
+    if kind.is_floating_point:
+        assert torch.equal(fold([{"rows": other}, told])["rows"].signbit(), now.signbit()), "−0 is not 0"
+    else:
+        assert torch.equal(told["rows"], now), "another type is told whole"
+
+
 @pytest.mark.parametrize("shape", [(2, 0, 3), (0, 4)])
 def test_what_was_empty_is_told_whole(shape: tuple[int, ...]) -> None:
     """As rollouts are where a generation ends, and memories before the first transition."""
@@ -607,7 +828,6 @@ def test_what_was_broken_before_it_was_mended_counts_no_more_in_any_shard() -> N
     assert 0 < whole.clock.broken_here < whole.clock.broken
 
 
-@pytest.mark.thorough
 def test_where_all_diverge_every_shards_priorities_go_with_them() -> None:
     replay = {"capacity": 200, "sharing": "own", "prioritised": True}
     p = problem(train={"learning_delay": 0, "evo_steps": 80, "max_steps": 160, "replay": replay})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ import pytest
 import populations
 import rota
 from evopipe.native import build
+from evopipe.run.outs import write_results
 from evopipe.searchers.history import origins
+from evopipe.storage.files import read_json
 from populations import equal_states, finish, go_on
 from rota import TURNS, check
 
@@ -36,6 +39,41 @@ def test_a_member_that_waited_has_the_bits_of_one_that_never_did(algo: str, run:
     check(waiting, run(problem(algo), 3))
     lived = sum(map(len, TURNS))
     assert waiting.clock.env_steps == lived * 100, "environments of those who wait take no step"
+
+
+def test_how_far_a_run_is_and_how_long_members_lived_is_told_by_the_steps_of_those_who_lived(
+    run: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Of a child, those of its line; of one that is there no more, those that it had."""
+    quick = {"learning_delay": 10**6, "eval_steps": 5}
+    waiting = run(problem("dqn", TURNS, births=[(4, 1, 2), (4, 0, -1)], train=quick), 3)
+    always = run(problem("dqn", train={**quick, "max_steps": 200}), 3)
+    shares, places = [], []
+    while not waiting.reason:
+        before = waiting.clock.generation
+        go_on(waiting)
+        if waiting.clock.generation > before:
+            shares.append(waiting.share)
+            places.append(waiting.place)
+    lived = [100 * sum(map(len, TURNS[: n + 1])) for n in range(len(TURNS))]
+    assert shares == [pytest.approx(each / 900) for each in lived]
+    assert places == [f"step {each} of the population" for each in lived]
+    ages = [row[1] for row in waiting.curve]
+    assert ages[0] == 100
+    assert waiting.lived == {"shortest_life": 100, "longest_life": 300}
+    assert waiting.champion is not None
+    write_results(waiting, waiting.champion, {"policy": {}}, tmp_path)
+    steps = read_json(tmp_path / "reports/train.json")["steps"]
+    evaluated = waiting.clock.eval_steps
+    assert steps == {
+        "shortest_life": 100, "longest_life": 300, "training": lived[-1], "evaluation": evaluated,
+        "all": lived[-1] + evaluated,
+    }  # fmt: skip
+    while not always.clock.generation_over:
+        always.advance()
+    assert (always.place, always.share, always.lived) == ("step 100 of each member", 0.5, {"each_member": 100})
+    finish(always)
+    assert (always.share, always.lived) == (1.0, {"each_member": 200})
 
 
 @pytest.mark.thorough

@@ -54,7 +54,6 @@ def test_it_is_the_run_of_train_generation_by_generation(tmp_path: Path) -> None
         assert np.array_equal(evopipe.load(tmp_path / TRAINED, member=slot).q_values(obs), policy.q_values(obs))
 
 
-@pytest.mark.thorough
 def test_policies_are_what_load_reads(tmp_path: Path) -> None:
     obs = np.random.default_rng(1).normal(size=(16, 4)).astype(np.float32)
     population = evopipe.Population(SMALL)
@@ -76,7 +75,6 @@ def test_policies_are_what_load_reads(tmp_path: Path) -> None:
     assert population.elite.value(obs).shape == (16,)
 
 
-@pytest.mark.thorough
 def test_the_next_one_goes_on_from_its_members(tmp_path: Path) -> None:
     with evopipe.Population(SMALL) as population:
         population.train(generations=1)
@@ -115,7 +113,6 @@ def test_dir_shows_the_small_door() -> None:
     assert all(getattr(evopipe, name) is not None for name in dir(evopipe))
 
 
-@pytest.mark.thorough
 def test_a_team_and_a_dataset_train_alike(tmp_path: Path) -> None:
     team = SMALL | {"env": {"id": "teams_for_tests:Relay", "num_envs": 2}, "train": SMALL["train"] | {"algo": "ippo"}}
     ppo = {"learn_step": 64, "batch_size": 16, "epochs": 1}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -184,17 +184,24 @@ class Padded:
         return (counted - 1).clamp(min=0).to(self.device)
 
     def repeat(self, times: int) -> Padded:
-        return Padded([a for a in self.archs for _ in range(times)], self.widths, self.device)
+        return self._of(
+            [i for i in range(len(self.archs)) for _ in range(times)], lambda x: x.repeat_interleave(times, dim=0)
+        )
 
     def part(self, first: int, end: int | None, every: int = 1) -> Padded:
-        part, cut = copy(self), slice(first, end, every)
-        part.archs, part.index, part.plans = self.archs[cut], self.index[cut], {}
-        part.served = {}
+        cut = slice(first, end, every)
+        return self._of(range(len(self.archs))[cut], lambda x: x[cut])
+
+    def _of(self, rows: Sequence[int], pick: Callable[[Tensor], Tensor]) -> Padded:
+        """Return the structure of these rows, of the same padded widths; `pick` chooses them from a tensor `[P, …]`."""
+        part = copy(self)
+        part.archs, part.index = tuple(self.archs[i] for i in rows), [self.index[i] for i in rows]
+        part.plans, part.served = {}, {}
         part.runs = _runs([arch.activation for arch in part.archs])
         part.masks, part.mask_after = (
-            [None if mask is None else mask[cut] for mask in masks] for masks in (self.masks, self.mask_after)
+            [None if mask is None else pick(mask) for mask in masks] for masks in (self.masks, self.mask_after)
         )
-        part.blends = [None if blend is None else (blend[0][cut], blend[1][cut]) for blend in self.blends]
+        part.blends = [None if blend is None else (pick(blend[0]), pick(blend[1])) for blend in self.blends]
         return part
 
     def pack(self, rows: Sequence[Tensor]) -> Tensor:

@@ -123,6 +123,12 @@ class Priorities:
         self.largest.index_fill_(0, slots, 1.0)
         self._add_up_all()
 
+    def clear(self, slots: Tensor) -> None:
+        """Leave members `slots` `[n]` without a filled row, as at the start."""
+        self.levels[0].index_fill_(0, slots, 0.0)
+        self.largest.index_fill_(0, slots, 1.0)
+        self._add_up_all()
+
     def _add_up(self, slots: Tensor, index: Tensor) -> None:
         """Sum anew, on every level, what is above rows `index` `[n]` of members `slots` `[n]`."""
         if build.serve(self.largest):

@@ -372,6 +372,9 @@ class Replay:
     def clear(self, memories: Sequence[int]) -> None:
         """Empty the buffers with the indices `memories`."""
         self.position[list(memories)] = self.size[list(memories)] = 0
+        if self.priorities is not None:
+            slots = torch.arange(self.memories * self.each).view(self.memories, -1)[list(memories)]
+            self.priorities.clear(upload(slots.flatten(), self.device))
 
     @property
     def filled_at(self) -> int:

@@ -137,6 +137,8 @@ class OffPolicy:
             self._windows = self.nstep
             self.nstep.forget(rows)
         if self.spec.train.replay.sharing == "own":
+            if self._watched is not None:  # what those did who were there before
+                self._watched.into(self.replay)
             self.replay.clear(slots)
             self._fill(slots)
 

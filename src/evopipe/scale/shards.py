@@ -132,7 +132,7 @@ class Shards:
         self.said: list[str] = []  # what happened to shards, to be shown once
         self._bytes = 0  # to and fro
         self._busy, self._idle, self._asking = 0.0, 0.0, 0.0  # seconds of the slowest, of waiting for it, and of both
-        self._began, self._generation = 0.0, 0  # when the first members went out, and in which generation
+        self._began, self._generation = 0.0, 0  # when members first went out or were restored, and in which generation
         self.cohorts: Sequence[Cohort] = []
         self._begin = [pack({"do": "begin", **about}) for about in begin]
         self._kept = [b"" for _ in self.slots]  # what each one was when it last told, as a message without its state
@@ -341,7 +341,9 @@ class Shards:
         for shard, message in messages.items():
             self._kept[shard], state = split_message(message)
             self._states[shard], self._since[shard], self._told[shard] = [state], [], 0
-        return sum(about["lost"] for about, _ in self._ask(messages).values())
+        lost: int = sum(about["lost"] for about, _ in self._ask(messages).values())
+        self._open_books()
+        return lost
 
     @property
     def account(self) -> str | None:
@@ -390,9 +392,13 @@ class Shards:
         if not self._waiting:
             return {}
         if not self._began:
-            self._bytes, self._busy, self._idle, self._asking = 0, 0.0, 0.0, 0.0
-            self._began, self._generation = time.perf_counter(), self.clock.generation
+            self._open_books()
         return {member.slot: member for cohort in self.cohorts for member in cohort.members}  # nothing has changed them
+
+    def _open_books(self) -> None:
+        """Count what `account` tells from here on."""
+        self._bytes, self._busy, self._idle, self._asking = 0, 0.0, 0.0, 0.0
+        self._began, self._generation = time.perf_counter(), self.clock.generation
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:

@@ -116,6 +116,8 @@ def test_a_template_is_filled_in_and_its_last_word_gone_on_with() -> None:
     assert base.tokenizer.decode(tokens).endswith("<|assistant|><unk><unk>")  # s and o; no end, and no second beginning
     template[1]["content"] = ""
     assert [message["role"] for message in gym(conversation_template=template).train[0]["prompt"]] == ["user"]
+    template[1] = {"role": "user", "content": ""}
+    assert len(gym(conversation_template=template).train[0]["prompt"]) == 2, "what a user says is said, be it nothing"
 
 
 def test_a_reward_that_never_works_is_told_at_once() -> None:

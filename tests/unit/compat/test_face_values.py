@@ -20,7 +20,7 @@ import evopipe
 from evopipe.compat import agilerl
 from evopipe.compat.agilerl import older
 from evopipe.compat.agilerl.datasets import transitions_from
-from evopipe.compat.agilerl.environments import config_of
+from evopipe.compat.agilerl.environments import config_of, evaluation_pool
 from evopipe.compat.agilerl.functions import _epsilon_of
 from evopipe.compat.agilerl.learning import rollout_of
 from evopipe.compat.agilerl.train import entering
@@ -231,6 +231,19 @@ def test_who_diverged_is_no_parent() -> None:
 
 
 WEIGHTS = {"no_mutation": 0.1, "architecture": 0.2, "parameters": 0.3, "activation": 0.15, "rl_hp": 0.25}
+
+
+@pytest.mark.parametrize("ill", [1, 3])
+def test_the_elite_is_spared_though_others_diverged(ill: int) -> None:
+    """But where all have, nobody is."""
+    pop = agents(size=3)
+    for place, agent in enumerate(pop):
+        agent.fitness.append(10.0 - place)
+        if place >= 3 - ill:
+            agent.live().healthy[:] = False
+    _, children = agilerl.TournamentSelection(2, True, 3).select(pop)
+    mutated = agilerl.Mutations(0.0, 0.0, parameters=1.0, rl_hp=0.0).mutation(children)
+    assert [agent.mut == "None" for agent in mutated] == [ill == 1, False, False]
 
 
 def test_mutations_come_as_often_as_they_should() -> None:
@@ -450,6 +463,34 @@ def test_a_teams_ring_by_hand() -> None:
     assert draws[0] == draws[1] == state["a"].tolist() != draws[2]
 
 
+def test_whoever_of_a_team_is_there_is_kept_in_the_places_of_the_step() -> None:
+    """Be it only the last one of them; who never was has no place."""
+    memory = agilerl.MultiAgentReplayBuffer(4, agent_ids=["a", "b", "c"])
+    for step, agents in enumerate((["b", "c"], ["b"], ["a", "b"])):
+        part = {agent: np.full((2, 1), 10.0 * step + ord(agent), np.float32) for agent in agents}
+        done = dict.fromkeys(agents, np.zeros(2, bool))
+        memory.save_to_memory_vect_envs(part, dict.fromkeys(agents, np.zeros(2, int)), part, part, done)
+    assert len(memory) == 4
+    batch = memory.sample(64)
+    assert {key: sorted({*value.flatten().tolist()}) for key, value in batch[0].items()} == {
+        "a": [0.0, 117.0], "b": [108.0, 118.0], "c": [0.0, 99.0],
+    }  # fmt: skip
+    assert {key: sorted({*value.tolist()}) for key, value in batch.alive.items()} == {
+        "a": [False, True], "b": [True], "c": [False],
+    }  # fmt: skip
+    assert np.array_equal(batch.alive["a"], batch[0]["a"][:, 0] == 117.0)
+    for empty in (agilerl.MultiAgentReplayBuffer(4), agilerl.ReplayBuffer(4)):
+        with pytest.raises(evopipe.errors.UsageError, match="nothing can be sampled, it is empty"):
+            empty.sample(1)
+
+
+def test_a_memory_has_one_size() -> None:
+    for sizes in ({}, {"memory_size": 3, "max_size": 3}):
+        with pytest.raises(evopipe.errors.UsageError, match="how many transitions it keeps"):
+            agilerl.ReplayBuffer(**sizes)
+    assert [agilerl.ReplayBuffer(**{name: 3}).memory_size for name in ("memory_size", "max_size")] == [3, 3]
+
+
 def test_a_teams_ring_of_several_environments() -> None:
     memory = agilerl.MultiAgentReplayBuffer(5)
     for k in range(3):
@@ -628,8 +669,10 @@ def test_training_returns_who_was_trained_and_each_generations_fitness_by_index(
     env = agilerl.make_vect_envs("CartPole-v1", num_envs=2)
     again = [agent.test(env, max_steps=20) for agent in pop]
     assert again == pytest.approx(fitnesses[-1]), "a test is what the run's last evaluation was"
+    for place, agent in enumerate(pop):
+        agent.steps = [1, 120 + 7 * place]
     pop, later = trained(pop)
-    assert [agent.steps for agent in pop] == [[200]] * 3
+    assert [agent.steps for agent in pop] == [[200], [207], [214]], "each goes on from its own"
     assert [agent.fitness[-2:] for agent in pop] == [[scores[place] for scores in later] for place in range(3)]
     assert [len(agent.fitness) for agent in pop] == [6, 6, 6]
 
@@ -691,6 +734,29 @@ def test_selection_goes_by_the_fitness_that_is_returned() -> None:
     best = max(fitnesses[0])
     assert [agent.fitness[0] for agent in pop] == [best] * 3
     assert [agent.fitness[1] for agent in pop] == fitnesses[1]
+
+
+def test_environments_of_a_test_are_as_many_as_were_ever_asked_for_and_no_others_stay_open() -> None:
+    """And what members live in is called what it is."""
+    opened: list[Counting] = []
+
+    class Open(Counting):
+        def __init__(self) -> None:
+            self.here = True
+            opened.append(self)
+
+        def close(self) -> None:
+            self.here = False
+
+    env = SyncVectorEnv([Open] * 2)
+    few = evaluation_pool(env, 2)
+    many = evaluation_pool(env, 5)
+    assert (few.rows, many.rows) == (2, 5)
+    assert evaluation_pool(env, 3) is many
+    assert sum(each.here for each in opened) == 2 + 5
+    assert config_of(gymnasium.make_vec("CartPole-v1", 3, vectorization_mode="sync")).num_envs == 3
+    named = SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 2)
+    assert config_of(named).id.partition(":")[2].startswith("CartPole_v1-")
 
 
 def test_members_enter_in_the_order_given_with_draws_of_their_places() -> None:

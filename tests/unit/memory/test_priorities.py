@@ -233,6 +233,27 @@ def filled(members: int, memories: int, rows: Sequence[int], capacity: int = 300
     return replay
 
 
+@pytest.mark.parametrize("each", [1, 2])
+def test_a_memory_that_was_emptied_gives_nothing_of_what_was_in_it(each: int) -> None:
+    """Nor do its members hold one row for likelier than another, whatever was before; others keep what they have."""
+    replay = filled(2 * each, 2, [2000, 1500], capacity=2100)
+    replay.each, trees = each, replay.priorities
+    assert trees is not None
+    slots = torch.arange(2 * each)
+    trees.update(slots, torch.arange(500).repeat(2 * each, 1), torch.full((2 * each, 500), 50.0))
+    kept = [level[:each].clone() for level in trees.levels]
+    replay.clear([1])
+    assert replay.size.tolist() == [2000, 0]
+    rows = np.full((2, 7, replay.layout.size), 3.0, np.float32)
+    replay.add(rows, np.array([[False] * 7, [True] * 7]))
+    index, chance = trees.draw(slots, torch.rand(2 * each, 400, dtype=torch.float64, generator=torch.manual_seed(0)))
+    assert sorted(set(index[each:].flatten().tolist())) == [*range(7)]
+    torch.testing.assert_close(chance[each:], torch.full_like(chance[each:], 1 / 7))
+    assert all(torch.equal(level[:each], before) for level, before in zip(trees.levels, kept, strict=True))
+    assert trees.largest[each:].tolist() == [1.0] * each
+    assert trees.largest[0] > 1.0
+
+
 @pytest.mark.parametrize("memories", [1, 3])
 def test_importance_weights_by_brute_force(memories: int) -> None:
     rows = [1500, 700, 20][:memories]

@@ -16,11 +16,11 @@ import pytest
 import torch
 from torch import distributed
 
-from evopipe.errors import ParamsError, ResourceError
+from evopipe.errors import ParamsError, ResourceError, UsageError
 from evopipe.language.together import Together
 from evopipe.parallel import can_help
 from evopipe.run.clock import Clock
-from evopipe.run.evaluate import Episodes, HeldOut
+from evopipe.run.evaluate import Episodes, HeldOut, Stopped
 from evopipe.scale import ranks
 from evopipe.scale.shard import pack, unpack
 from evopipe.schema.shards import ShardsConfig
@@ -110,6 +110,37 @@ def test_all_ranks_of_a_shard_do_what_it_is_told_and_the_first_answers(tmp_path:
     assert others == [[[1, 1, 0, 7]], [[2, 0, 2, 5], [2, 0, 2, 6]], [[3, 1, 2, 5], [3, 1, 2, 6]]]
 
 
+def test_ranks_of_a_shard_stop_together_and_the_first_says_what_went_wrong(tmp_path: Path) -> None:
+    """Only the first of them knows of a signal; one that fails where another leads has nobody to answer to."""
+    cfg = ShardsConfig(engine="accelerate", ranks=2)
+
+    def made(about: Mapping[str, Any], together: Together) -> Any:
+        def play(cohorts: object, seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
+            if stopped():
+                raise Stopped
+            if seeds[0] == 7:
+                raise ParamsError("the seed is 7")
+            return Episodes(np.array([seeds]), np.array([seeds]), 1)
+
+        return None, HeldOut(play), Clock(1, 1, 1, 1)
+
+    def work(rank: int) -> list[str]:
+        own, said = ranks._Own(cfg, made), []
+        own.answer(pack({"do": "begin"}))
+        for seed, stop in ((5, False), (6, True), (7, False), (8, False)):
+            try:
+                about, tensors = unpack(own.answer(message(seed), lambda stop=stop: stop and rank == 0))
+                said.append(about.get("text") or str(tensors["returns"].tolist()))
+            except (Stopped, ResourceError) as error:
+                said.append(f"{type(error).__name__} {error}")
+        own.close()
+        return said
+
+    first, second = together(tmp_path, 2, work)
+    assert first == ["[[5]]", "Stopped ", "the seed is 7", "[[8]]"]
+    assert second == ["[[5]]", "Stopped ", "ResourceError the seed is 7", "[[8]]"]
+
+
 def test_a_rank_that_computes_other_bits_says_so_and_the_first_does_not(tmp_path: Path) -> None:
     cfg = ShardsConfig(engine="accelerate", ranks=2)
 
@@ -142,3 +173,40 @@ def test_processes_that_make_up_no_whole_shards_are_refused(tmp_path: Path) -> N
     found = together(tmp_path, 3, work)
     assert [len(said) for said in found] == [2, 2, 2]
     assert found[0][0].startswith("runtime.shards.count: auto, of 2 processes each, but 3 processes were launched")
+
+
+@pytest.mark.parametrize(
+    ("settings", "count"),
+    [
+        ({"count": 3}, 3), ({"count": 3, "ranks": 2}, 6), ({}, 7), ({"ranks": 2}, 6), ({"ranks": 9}, 9),
+        ({"resources": {"cpu": 2.0}}, 3), ({"resources": {"cpu": 0.5}}, 7), ({"resources": {"cpu": 20.0}}, 1),
+    ],
+)  # fmt: skip
+def test_as_many_processes_are_launched_as_make_up_the_shards(
+    settings: dict[str, Any], count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On seven CPUs, where their number is to be found: of whole shards, one at least. The command is the same."""
+    program = tmp_path / "evopipe"
+    program.write_text("")
+    launched: list[Any] = []
+    monkeypatch.setattr(ranks, "available_cpus", lambda: 7)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(ranks.sys, "argv", [str(program), "train", "--params", "own.yaml"])
+    monkeypatch.setattr(ranks.os, "execv", lambda *words: launched.append(words))
+    monkeypatch.setattr(ranks, "_join", lambda: (_ for _ in ()).throw(Stopped))
+    monkeypatch.delenv("RANK", raising=False)
+    cfg = ShardsConfig(engine="accelerate", **settings)
+    with pytest.raises(Stopped):
+        ranks.served(cfg, make)
+    ((python, words),) = launched
+    assert python == words[0]
+    assert words[words.index("--num_processes") + 1] == str(count)
+    assert words[-5:] == ["-m", "evopipe", "train", "--params", "own.yaml"]
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(Stopped):
+        ranks.served(cfg, make)
+    assert len(launched) == 1, "who was launched launches nobody"
+    monkeypatch.setattr(ranks.sys, "argv", [str(tmp_path / "script.py")])
+    (tmp_path / "script.py").write_text("")
+    with pytest.raises(UsageError, match="in Python take ray"):
+        ranks.served(cfg, make)

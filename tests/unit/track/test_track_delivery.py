@@ -14,6 +14,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 import warnings
@@ -35,6 +36,8 @@ from evopipe.errors import MissingInputError, ParamsError, TrackerError, UsageEr
 from evopipe.policies import policy
 from evopipe.run.spec import first_members
 from evopipe.schema.blocks import TrackingConfig
+from evopipe.track import outbox
+from evopipe.track.backends import wandb
 from evopipe.track.backends.mlflow import connect, serve
 from evopipe.track.events import End, Generation, JsonlSink, MemberRow, Progress, Start, Tracker
 from evopipe.track.outbox import _Trackers, sync
@@ -166,7 +169,6 @@ def synced(root: Path, config: TrackingConfig = MLFLOW) -> dict[str, New]:
 # --- MLflow -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.thorough
 def test_a_training_in_mlflow(root: Path) -> None:
     folder = made(root)
     outputs(root, folder)
@@ -181,7 +183,8 @@ def test_a_training_in_mlflow(root: Path) -> None:
     times = [json.loads(line)["time"] for line in (folder / "events.jsonl").read_text().splitlines() if "best" in line]
     assert [clock for _, clock, _ in history["fitness/best"]] == [round(1000 * time) for time in times]
     assert [value for _, _, value in history["population/healthy"]] == [2.0, 1.0, 2.0]
-    assert history["evaluation/mean"][0][2] == 42.0
+    scored = round(1000 * about["files"]["evaluation"]["time"])
+    assert history["evaluation/mean"] == [(600, scored, 42.0)], "where training ended, when it was written"
     assert history["evaluation/interval_low"][0][2] == 40.0
     assert params["train.max_steps"] == "300"
     assert params["algos.dqn.network.encoder"] == "[16]"
@@ -199,7 +202,6 @@ def test_a_training_in_mlflow(root: Path) -> None:
     assert tags["mlflow.parentRunId"]
 
 
-@pytest.mark.thorough
 def test_a_signal_that_is_no_number_is_shown_as_such_and_breaks_no_tracker(root: Path) -> None:
     trackers = [MLFLOW]
     if find_spec("tensorboard"):
@@ -287,9 +289,22 @@ def test_of_two_runs_of_one_training_the_oldest_goes_on_and_keeps_its_first_outc
     assert held.tags["evopipe.result"] == "a" * 32
 
 
+def test_of_two_runs_of_one_training_the_one_that_was_not_deleted_goes_on(root: Path) -> None:
+    run = TrainingRecord(made(root, generations=1)).run()
+    backend, asked = connect(MLFLOW, root), client(root)
+    backend.deliver(run)
+    (experiment,) = (each for each in asked.search_experiments() if each.name == "CartPole-v1")
+    (first,) = asked.search_runs([experiment.experiment_id], "tags.`evopipe.kind` = 'training'")
+    copy = asked.create_run(experiment.experiment_id, first.info.start_time + 10_000, first.data.tags)
+    asked.delete_run(first.info.run_id)
+    later = replace(TrainingRecord(made(root, generations=2, key="f" * 32)).run(), key=run.key)
+    assert backend.deliver(later) == New(generation=1)
+    assert asked.get_run(copy.info.run_id).data.tags["evopipe.generations"] == "2"
+    assert asked.get_run(first.info.run_id).data.tags["evopipe.generations"] == "1"
+
+
 def test_a_tracker_that_failed_is_asked_once_and_not_for_every_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import socket
-    import threading
 
     for key in ("a" * 32, "b" * 32, "c" * 32):
         made(root, generations=1, key=key)
@@ -311,8 +326,7 @@ def test_a_tracker_that_failed_is_asked_once_and_not_for_every_run(root: Path, m
     assert 1 <= len(calls) <= 2, calls  # with the one retry of its own
 
 
-@pytest.mark.parametrize("fails_at", [1, 2, 3, 5, 8, 11])
-@pytest.mark.thorough
+@pytest.mark.parametrize("fails_at", [5, *(pytest.param(n, marks=pytest.mark.thorough) for n in (1, 2, 3, 8, 11))])
 def test_a_delivery_that_was_cut_off_is_completed(root: Path, fails_at: int) -> None:
     """Cut at any of its calls, by a store that raises; the same rows are there in the end, each once."""
     from mlflow import MlflowClient
@@ -490,7 +504,6 @@ def test_the_dataset_is_an_input_of_who_learned_from_it(root: Path, learned: int
     assert found == ([("CartPole-v1/collect", hashlib.md5(b"transitions").hexdigest())] if learned else [])
 
 
-@pytest.mark.thorough
 def test_a_run_that_was_deleted_stays_deleted(root: Path) -> None:
     made(root)
     synced(root)
@@ -500,7 +513,6 @@ def test_a_run_that_was_deleted_stays_deleted(root: Path) -> None:
     assert synced(root) == {"mlflow": New()}
 
 
-@pytest.mark.thorough
 def test_a_deleted_experiment_is_named(root: Path) -> None:
     made(root)
     asked = client(root)
@@ -562,6 +574,10 @@ def test_tensorboard(tmp_path: Path) -> None:
         assert [event.value for event in read.Scalars(tag)] == values
     events = accumulator.EventAccumulator(str(next(run.glob("events.out.*")))).Reload().Scalars("fitness/best")
     assert [event.step for event in events] == [200, 400, 600]
+    times = [clock for clock, _ in TrainingRecord(folder).run().generations]
+    assert [event.wall_time for event in events] == pytest.approx(times)
+    (scored,) = accumulator.EventAccumulator(str(next(run.glob("events.out.*")))).Reload().Scalars("evaluation/mean")
+    assert (scored.step, scored.wall_time) == (600, pytest.approx(times[-1])), "where training ended"
     (file,) = (run / "member-1").glob("events.out.*")
     events = accumulator.EventAccumulator(str(file)).Reload().Scalars("fitness")
     assert [event.step for event in events] == [200, 600], "a member's numbers stand beside the population's"
@@ -610,6 +626,115 @@ def test_wandb_is_offline_without_a_key(tmp_path: Path) -> None:
     assert math.isnan(float(rows[2]["member-1/losses/grad_norm"]))
 
 
+class Wandb:
+    """Weights & Biases' package, as far as it is called; it keeps what it was told."""
+
+    class Settings(dict[str, Any]):
+        pass
+
+    class Artifact:
+        def __init__(self, name: str, type: str) -> None:
+            self.name, self.type, self.held = name, type, list[str]()
+
+        def add_file(self, path: str) -> None:
+            self.held.append(f"file {path}")
+
+        def add_dir(self, path: str) -> None:
+            self.held.append(f"folder {path}")
+
+    def __init__(self, key: bool, summary: dict[str, Any] | None = None) -> None:
+        self.key, self.summary, self.resumed = key, dict(summary or {}), summary is not None
+        self.rows: list[dict[str, Any]] = []
+        self.artifacts: list[Any] = []
+        self.codes: list[int] = []
+        self.metrics: list[Any] = []
+
+    def login(self, prompt: bool, verify: bool) -> bool:
+        assert not prompt
+        return self.key
+
+    def init(self, **told: Any) -> Wandb:
+        self.told = told
+        return self
+
+    def define_metric(self, name: str, step_metric: str) -> None:
+        self.metrics.append((name, step_metric))
+
+    def log(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+
+    def log_artifact(self, artifact: Any) -> None:
+        self.artifacts.append(artifact)
+
+    def finish(self, exit_code: int) -> None:
+        self.codes.append(exit_code)
+
+    def Html(self, text: str, inject: bool) -> str:  # noqa: N802
+        return f"page {text} {inject}"
+
+
+@pytest.mark.parametrize("key", [False, True])
+def test_what_weights_and_biases_is_told(key: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a key its own run goes on after the generations that it has; without one all is written anew."""
+    package = Wandb(key, {"population/generation": 1} if key else None)
+    monkeypatch.setitem(sys.modules, "wandb", package)  # type: ignore[arg-type]
+    config = TrackingConfig(backends=("wandb",))
+    old = tmp_path / f".evopipe/wandb/wandb/offline-run-1-{KEY}"
+    old.mkdir(parents=True)
+    folder = made(tmp_path, generations=2, ended=False)
+    with contextlib.closing(wandb.connect(config, tmp_path)) as backend:
+        assert backend.deliver(TrainingRecord(folder).run(writing=True)) == New(run=1, generation=2)
+        assert not old.exists()
+        assert package.codes == []
+        with Tracker([JsonlSink(folder / "events.jsonl")]) as log:
+            log.emit(generation(3))
+            log.emit(End("all steps taken", 4.5, 600, 60))
+        outputs(tmp_path, folder)
+        assert backend.deliver(TrainingRecord(folder).run()) == New(run=1, generation=3, file=4)
+        assert backend.deliver(TrainingRecord(folder).run()) == New()
+    told = package.told
+    assert (told["project"], told["id"], told["name"]) == ("CartPole-v1", KEY, "dqn-01234567")
+    assert (told["mode"], told["resume"]) == (("online", "allow") if key else ("offline", None))
+    assert told["dir"] == str(tmp_path / ".evopipe/wandb")
+    assert told["config"] == TrainingRecord(folder).run().flat_params()
+    assert package.metrics == [("*", "env_steps")]
+    *rows, last = package.rows
+    times = [clock for clock, _ in TrainingRecord(folder).run().generations]
+    numbers = [2, 3] if key else [1, 2, 3]
+    assert [row["env_steps"] for row in rows] == [200 * number for number in numbers]
+    assert [row["_timestamp"] for row in rows] == times[-len(numbers) :]
+    for row, number in zip(rows, numbers, strict=True):
+        shown = generation(number)
+        own = {f"member-{m.slot}/{name}": value for m in shown.members for name, value in m.metrics().items()}
+        assert row == {"env_steps": 200 * number, "_timestamp": row["_timestamp"], **shown.metrics(), **own}
+    assert last == {"report": "page {} False"}
+    assert package.summary["evaluation/mean"] == 42.0
+    kept = TrainingRecord(folder).run().files
+    assert [(a.name, a.type, a.held) for a in package.artifacts] == [
+        (f"lineage-{KEY}", "lineage", [f"file {kept['lineage'].path}"]),
+        (f"elite-{KEY}", "model", [f"folder {kept['elite'].path}"]),
+    ]
+    assert package.codes == [0]
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_run_that_was_killed_ends_as_failed_in_weights_and_biases(
+    ended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = Wandb(False)
+    monkeypatch.setitem(sys.modules, "wandb", package)  # type: ignore[arg-type]
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    config = TrackingConfig(backends=("wandb",), experiment="a/b:c")
+    record = TrainingRecord(made(tmp_path, ended=ended))
+    wandb.connect(config, tmp_path).deliver(record.run())
+    assert package.codes == [0 if ended else 1]
+    assert (package.told["project"], package.told["mode"]) == ("a-b-c", "disabled")
+    other = wandb.connect(config, tmp_path)
+    other.deliver(TrainingRecord(made(tmp_path, ended=False, key="f" * 32)).run(writing=True))
+    other.close()
+    assert package.codes[1:] == [1], "what is closed before it is complete is not complete"
+
+
 def test_an_extra_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [])
     monkeypatch.setattr(sys, "path_importer_cache", {})
@@ -618,6 +743,60 @@ def test_an_extra_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest
     made(tmp_path)
     with pytest.raises(TrackerError, match=r"tensorboard is not installed.*pip install 'evopipe\[tensorboard\]'"):
         synced(tmp_path, TrackingConfig(backends=("tensorboard",)))
+
+
+class Paused(threading.Event):
+    """An event that remembers how long it was waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pauses: list[float | None] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.pauses.append(timeout)
+        return super().wait(timeout)
+
+
+def test_a_record_is_followed_until_nobody_writes_it_and_all_is_delivered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A problem is told once, however often it comes; it is mended while the training goes on."""
+    pytest.importorskip("tensorboard")
+    monkeypatch.setattr(outbox, "_POLL_SECONDS", 0.02)
+    monkeypatch.setattr(outbox, "_LONGEST_PAUSE", 0.05)
+    folder, over, (answers, answer) = made(tmp_path, generations=1, ended=False), Paused(), os.pipe()
+    os.set_blocking(answers, False)
+    home, tried = tmp_path / ".evopipe/tensorboard", TrainingRecord(folder)
+    home.write_text("a file, where a folder is to be")
+    config, runs = TrackingConfig(backends=("tensorboard",)), []
+    monkeypatch.setattr(tried, "run", lambda writing: runs.append(writing) or TrainingRecord(folder).run(writing))
+    with _Trackers(config, tmp_path) as trackers:
+        follower = threading.Thread(target=outbox._follow, args=(tried, trackers, over, answer), daemon=True)
+        follower.start()
+        assert tiny.wait_for(lambda: len(runs) > 4, 20)
+        said = os.read(answers, 10_000)
+        assert said.startswith(b"tensorboard: ")
+        assert said.count(b"\n") == 1
+        home.unlink()
+        assert tiny.wait_for(lambda: not trackers.problems, 20)
+        with Tracker([JsonlSink(folder / "events.jsonl")]) as log:
+            log.emit(generation(2))
+        assert tiny.wait_for(lambda: trackers._brought and trackers._brought["tensorboard"][1] == 2, 20)
+        assert trackers._brought["tensorboard"][2] == "running"  # type: ignore[index]
+        assert follower.is_alive()
+        assert over.pauses[:3] == [0.04, 0.05, 0.05], "twice as long each time that it fails, up to the longest"
+        assert over.pauses[-1] == 0.02, "and no longer once it works"
+        with pytest.raises(BlockingIOError):
+            os.read(answers, 1)
+        over.set()
+        follower.join(20)
+        assert not follower.is_alive()
+        assert trackers._brought["tensorboard"][1:3] == (2, "killed")  # type: ignore[index]
+    os.close(answer)
+    os.close(answers)
+    assert runs[-1] is False, "nobody writes it any more"
+    assert all(runs[:-1])
+    assert json.loads((home / "delivered" / f"{KEY}.json").read_text()) == {"files": {}, "generations": 2}
 
 
 # --- records, params, pages -------------------------------------------------------------------------------------------
@@ -729,7 +908,6 @@ def test_the_pages_of_nothing(tmp_path: Path) -> None:
         serve(tmp_path, 5000, False, silent)
 
 
-@pytest.mark.thorough
 def test_a_port_that_is_taken(root: Path) -> None:
     import socket
 

@@ -20,10 +20,13 @@ from evopipe.core.arch import Arch
 from evopipe.core.layout import Block
 from evopipe.errors import DataError, MissingInputError
 from evopipe.mutations import Mutation
+from evopipe.schema.blocks import TrackingConfig
 from evopipe.schema.read import read_yaml
 from evopipe.searchers.history import Best, Born, Record, Scored
+from evopipe.track.events import Generation
 from evopipe.track.locks import Locked
-from evopipe.track.record import md5_of
+from evopipe.track.outbox import sync
+from evopipe.track.record import New, TrackedRun, TrainingRecord, md5_of
 from lineages import WAITED
 
 PIPELINE = """\
@@ -346,3 +349,117 @@ def test_a_training_in_which_some_waited_has_the_steps_of_those_who_lived(tmp_pa
     assert "steps/each_member" not in events[3].metrics(), "they are not of one age"
     assert events[3].metrics()["population/living"] == 2
     assert events[3].members[1].metrics()["steps"] == 300
+
+
+def committed(root: Path, folder: Path, seed: int, result: str, when: int, kept: bool = True) -> str:
+    """Commit the lock of a training at a time, which names the lineage in git if it is `kept`; return the commit."""
+    lineage = "".join(json.dumps(record.to_json()) + "\n" for record in WAITED)
+    places = {"reports/lineage.jsonl": lineage, "params.yaml": json.dumps({**PARAMS, "seed": seed})}
+    for name, text in places.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    md5 = md5_of(folder / "reports/lineage.jsonl") if kept else "f" * 32
+    lock = (
+        TRAINED.replace("aa.dir", f"{result}.dir").replace("md5: bb", f"md5: {md5}").replace("seed: 3", f"seed: {seed}")
+    )
+    (folder / "dvc.lock").write_text(lock)
+    date = {"GIT_AUTHOR_DATE": f"{when} +0000", "GIT_COMMITTER_DATE": f"{when} +0000"}
+    git(root, "add", "-A", ".", env=date)
+    git(root, "commit", "-q", "-m", "state", env=date)
+    return git(root, "rev-parse", "HEAD")
+
+
+def git(root: Path, *words: str, env: dict[str, str] | None = None) -> str:
+    own = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")} | {"HOME": str(root)} | (env or {})
+    who = ("-c", "user.name=test", "-c", "user.email=test@localhost", "-c", "commit.gpgsign=false")
+    return subprocess.run(
+        ("git", *who, *words), cwd=root, env=own, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+PARAMS = {"env": {"id": "E-v0"}, "train": {"algo": "dqn"}, "algos": {"dqn": {"evolve": {"lr": {"min": 1e-5}}}}}
+
+
+def test_trainings_of_the_workspace_of_branches_tags_and_experiments_are_delivered_once(tmp_path: Path) -> None:
+    """Each by the time, the commit and the experiment of its own; those without files are counted; and one that this
+    machine recorded is the run that a tracker has of it."""
+    root = tmp_path / "above/project"  # git's root lies above DVC's
+    (root / ".dvc").mkdir(parents=True)
+    (root / ".dvc/config").write_text("")
+    top = tmp_path / "above"
+    git(top, "init", "-q", "-b", "main")
+    commits = {
+        "tag": committed(top, root, 1, "1" * 32, 1_000_000_001),
+        "main": committed(top, root / "pipelines/inner", 2, "2" * 32, 1_000_000_002),
+        "trial": committed(top, root, 3, "3" * 32, 1_000_000_003),
+        "gone": committed(top, root, 4, "4" * 32, 1_000_000_004, kept=False),
+    }
+    git(top, "checkout", "-q", "-B", "main", commits["main"])
+    git(top, "tag", "v1", commits["tag"])
+    git(top, "branch", "other", commits["gone"])
+    git(top, "update-ref", f"refs/exps/{commits['main'][:2]}/{commits['main'][2:]}/trial", commits["trial"])
+    committed_now = committed(top, root, 5, "5" * 32, 1_000_000_005)
+    git(top, "reset", "-q", "--soft", commits["main"])  # the workspace is newer than any commit
+    os.utime(root / "dvc.lock", (2_000_000_000, 2_000_000_000))
+    deep = root / "a/b/c/d"
+    deep.mkdir(parents=True)
+    for hidden in (deep, root / "data", root / ".hidden"):
+        hidden.mkdir(exist_ok=True)
+        (hidden / "dvc.lock").write_text(TRAINED)
+    found = [
+        (each.where, each.result, each.time, each.experiment, each.revision, each.folder) for each in Locked.all(root)
+    ]
+    inner, dirs = root / "pipelines/inner", {letter * 32: f"{letter * 32}.dir" for letter in "12345"}
+    assert [(where, result) for where, result, *_ in found] == [
+        ("workspace", dirs["5" * 32]), ("workspace", dirs["2" * 32]),
+        ("main", dirs["1" * 32]), ("main", dirs["2" * 32]),
+        ("other", dirs["4" * 32]), ("other", dirs["2" * 32]), ("v1", dirs["1" * 32]),
+        ("trial", dirs["3" * 32]), ("trial", dirs["2" * 32]),
+    ]  # fmt: skip
+    assert [folder for *_, folder in found] == [root, inner, *[None] * 7]
+    assert found[0][2:5] == (2_000_000_000.0, None, None)
+    assert found[2][2:5] == (1_000_000_002.0, None, commits["main"])
+    assert found[4][2:5] == (1_000_000_004.0, None, commits["gone"])
+    assert found[6][2:5] == (1_000_000_001.0, None, commits["tag"])
+    assert found[7][2:5] == (1_000_000_003.0, "trial", commits["trial"])
+    assert committed_now != commits["gone"]
+    record = TrainingRecord(root / ".evopipe/train" / ("e" * 32))
+    record.begin({**PARAMS, "seed": 3}, revision=None, experiment="trial", version="0")
+    about = json.loads((record.folder / "run.json").read_text())
+    (record.folder / "run.json").write_text(json.dumps({**about, "result": dirs["3" * 32]}))
+    said: list[str] = []
+    warned: list[str] = []
+    config = TrackingConfig(backends=("tensorboard",))
+    new = sync(root, config, said.append, warned.append)
+    assert new == {"tensorboard": New(run=4, generation=4 * len(WAITED[1:]))}
+    assert warned == ["1 more known to git have no outputs in the cache: `dvc fetch --all-commits` brings them"]
+    home = root / ".evopipe/tensorboard"
+    assert {path.name for path in (home / "E-v0").iterdir()} == {
+        f"dqn-{'5' * 8}-{'5' * 6}", f"dqn-{'2' * 8}-{'2' * 6}", f"dqn-{'1' * 8}-{'1' * 6}", f"trial-{'e' * 6}",
+    }  # fmt: skip
+    assert sync(root, config, said.append, warned.append) == {"tensorboard": New()}
+
+
+def test_what_the_lock_says_of_parameters_wins_and_a_tracker_sees_those_in_use(tmp_path: Path) -> None:
+    """The file may have been changed since the stages ran."""
+    (tmp_path / "params.yaml").write_text(json.dumps({**PARAMS, "seed": 9, "train": {"algo": "dqn", "max_steps": 7}}))
+    (one,) = locked(tmp_path, TRAINED)
+    params = one._all_params()
+    assert (params["seed"], params["train"]) == (3, {"algo": "dqn", "max_steps": 10})
+    given = {
+        **params,
+        "algos": {"dqn": {"lr": 1.0}, "ppo": {"lr": 2.0}},
+        "fetch": {"source": "collect", "collect": 1, "minari": 2},
+    }
+    flat = TrackedRun("k" * 32, given, 0.0).flat_params()
+    assert {name: value for name, value in flat.items() if name.startswith(("algos", "fetch"))} == {
+        "algos.dqn.lr": "1.0", "fetch.source": "collect", "fetch.collect": "1",
+    }  # fmt: skip
+
+
+def test_a_members_loss_is_that_of_its_slot_though_others_wait() -> None:
+    losses, births = [0.5, 1.5, 2.5], dict.fromkeys(range(3), Mutation("none"))
+    for record in WAITED[1:]:
+        rows = Generation.of(record, births, [], 1.0, (0, 0), losses).members
+        assert [row.loss for row in rows] == [losses[row.slot] for row in rows]
+    assert [row.slot for row in Generation.of(WAITED[3], births, [], 1.0, (0, 0), losses).members] == [1]

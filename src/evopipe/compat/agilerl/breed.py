@@ -173,3 +173,20 @@ def one_process(accelerator: Any) -> None:
             "the script with plain python; learners and environments have processes of their own (runtime.learners, "
             "runtime.env_workers)"
         )
+
+
+class ActionScaling:
+    """How an agent's actions become the environment's, in a loop that steps it by itself."""
+
+    def __init__(self, breed: Breed) -> None:
+        self._breed = breed
+
+    @property
+    def squash_output(self) -> bool:
+        """Whether actions are squashed into [-1, 1], and scaled from there."""
+        return bool(getattr(self._breed.spec.algo_config, "squash", False))
+
+    def scale_action(self, action: Any) -> np.ndarray:
+        """Return squashed actions `[n, A]` between the environment's bounds."""
+        space: ActionSpace = self._breed.actions
+        return space.own(np.asarray(action, np.float32).reshape(-1, space.size))

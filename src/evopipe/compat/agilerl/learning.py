@@ -12,6 +12,7 @@ import torch
 from evopipe.compat.agilerl.breed import Breed
 from evopipe.compat.agilerl.buffers import Experiences
 from evopipe.compat.agilerl.team_buffer import TeamExperiences
+from evopipe.compat.agilerl.team_vect import ends_of, situation_of
 from evopipe.compat.agilerl.vect import Marks, marks_of
 from evopipe.core.cohort import Cohort
 from evopipe.envs.team import Situation, TeamSpace
@@ -19,7 +20,7 @@ from evopipe.errors import UsageError
 from evopipe.memory.replay import RowLayout
 from evopipe.memory.rollout import Rollout, StepLayout
 from evopipe.run.spec import EnvSpec
-from evopipe.types import ACTS, GONE, Batch, Chosen, Tensor
+from evopipe.types import ACTS, CUT, GONE, Batch, Chosen, Tensor
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,7 @@ def _batch_of_team(breed: Breed, team: TeamSpace, experiences: Any, gamma: Tenso
     layout = RowLayout.of(spec.spaces, team.masked, legal=spec.algo.MASKED_LOSS)
     seen, after = (np.zeros((n, k, spec.observations), np.float32) for _ in range(2))
     taken = np.zeros((n, k, spec.actions) if layout.continuous else (n, k), np.float32)
-    rewards, (ends, alive, goes_on) = np.zeros((n, k), np.float32), np.zeros((3, n, k), bool)
+    rewards, (ends, alive, goes_on, cut) = np.zeros((n, k), np.float32), np.zeros((4, n, k), bool)
     for place, agent in enumerate(team.ids):
         if agent not in state:
             continue
@@ -198,11 +199,11 @@ def _batch_of_team(breed: Breed, team: TeamSpace, experiences: Any, gamma: Tenso
             taken[:, place] = acts
         ends[:, place] = np.asarray(done[agent], bool).reshape(-1) | ~experiences.next_alive[agent]
         goes_on[:, place] = experiences.next_alive[agent] & ~(ends[:, place] & alive[:, place])
+        cut[:, place] = goes_on[:, place] & experiences.cut[agent]
         rewards[:, place] = reward[agent]
     then, now = ((team.legal(x) if team.masked else None) for x in (goes_on, alive))
-    packed = layout.pack(
-        seen, taken, rewards, ends, after, then, legal=now, alive=alive, next_alive=np.where(goes_on, ACTS, GONE)
-    )
+    leaves = np.where(cut, CUT, np.where(goes_on, ACTS, GONE))
+    packed = layout.pack(seen, taken, rewards, ends, after, then, legal=now, alive=alive, next_alive=leaves)
     weight = torch.full((1, n), 1.0 / n, device=spec.device)
     return layout.unpack(torch.from_numpy(packed)[None].to(spec.device), weight, gamma)
 
@@ -243,10 +244,11 @@ def _steps_of_team(
     parts = [_by_step(x) for x in (observations, actions, log_probs, rewards, dones, values)]
     if len({len(part) for part in parts}) != 1 or not parts[0]:
         raise UsageError(f"learn: the parts of a rollout have unlike lengths {[len(part) for part in parts]}, or none")
-    situations = [team.situation(obs) for obs in parts[0]]
-    shape, k = situations[0].alive.shape, len(team.ids)
+    situations = [situation_of(team, obs) for obs in parts[0]]
+    known = [ends_of(obs) for obs in (*parts[0][1:], following)]
+    shape = situations[0].alive.shape
     absent = Situation(np.zeros_like(situations[0].obs), np.zeros(shape, bool), situations[0].legal, False)
-    situations.append(team.situation(following) if following else absent)
+    situations.append(situation_of(team, following) if following else absent)
     if len({each.alive.shape for each in situations}) != 1:
         raise UsageError("learn: the observations are of unlike numbers of environments")
 
@@ -255,6 +257,9 @@ def _steps_of_team(
         for key, value in part.items():
             found[:, team.agents.index(str(team.agent(key)))] = np.asarray(value).reshape(-1)
         return found
+
+    def each_agents(flags: Mapping[Any, Any]) -> np.ndarray:
+        return numbers(flags, bool)
 
     def drawn(part: Mapping[Any, Any]) -> Tensor:
         found = torch.from_numpy(team.action.empty(*shape))
@@ -265,21 +270,26 @@ def _steps_of_team(
         return found.flatten(0, 1)
 
     ended = [numbers(each, bool) for each in ([*parts[4][1:], next_done] if next_done is not None else parts[4])]
-    found, begins, nothing = [], np.ones(shape, bool), np.zeros(shape[0] * k, bool)
+    found, begins = [], np.ones(shape, bool)
     for t, (_, action, log_prob, reward, _, value) in enumerate(zip(*parts, strict=True)):
-        now, after = situations[t], situations[t + 1]
+        now, after, ends, cut = situations[t], situations[t + 1], known[t], np.zeros(shape, bool)
+        if ends is not None:  # of vectors that know it `dones` is not read, nor what a new episode shows
+            after, ended[t], cut = (situation_of(team, ends.obs), *map(each_agents, (ends.terminated, ends.truncated)))
         over = ended[t] | ~after.alive
+        cut &= ~over
         # Who acts next is known but for the last step, after which one that has just ended may still be shown.
-        acts = after.alive if t + 1 < len(parts[0]) else after.alive & ~(ended[t] & now.alive)
-        flat = [x.reshape(-1) for x in (*(numbers(x, np.float32) for x in (log_prob, value, reward)), begins, over)]
-        own_log_prob, own_value, own_reward, first, last = flat
+        stays = t + 1 < len(parts[0]) and ends is None
+        acts = after.alive if stays else after.alive & ~(ended[t] & now.alive)
+        given = [numbers(x, np.float32) for x in (log_prob, value, reward)]
+        flat = [x.reshape(-1) for x in (*given, begins, over, cut)]
+        own_log_prob, own_value, own_reward, first, last, ended_by_time = flat
         obs, next_obs, legal = (x.reshape(-1, x.shape[-1]) for x in (now.obs, after.obs, now.legal))
         found.append(
-            RecordedStep(obs, drawn(action), own_log_prob, own_value, own_reward, next_obs, first, last, nothing,
+            RecordedStep(obs, drawn(action), own_log_prob, own_value, own_reward, next_obs, first, last, ended_by_time,
                   ~now.alive.reshape(-1), legal=legal if team.masked else None,
-                  next_alive=np.where(acts, ACTS, GONE).reshape(-1))
+                  next_alive=np.where(cut, CUT, np.where(acts, ACTS, GONE)).reshape(-1))
         )  # fmt: skip
-        begins = over | ~now.alive
+        begins = over | cut | ~now.alive
     return found
 
 
