@@ -67,9 +67,9 @@ docs: setup ## build the pages as a site, build/site/index.html
 bench: setup ## compare with the peers (an hour; BENCH_ARGS="--lanes 2")
 	cd benchmarks && BENCH_ARGS="$(BENCH_ARGS)" dvc repro --force --keep-going
 
-bench-search: setup ## search strategies against tuners, by real runs (hours; goes on where it was; SEARCH_SEEDS=20)
+bench-search: setup ## search strategies against tuners, by real runs (hours; goes on where it was; SEARCH_SEEDS=20, SEARCH_CONFIRM=full)
 	for task in cartpole pendulum acrobot; do for space in narrow hard; do \
-	  python benchmarks/search.py $$task --space $$space --seeds $(or $(SEARCH_SEEDS),20) || exit 1; \
+	  python benchmarks/search.py $$task --space $$space --seeds $(or $(SEARCH_SEEDS),20) --confirm $(or $(SEARCH_CONFIRM),full) || exit 1; \
 	done; done
 	python benchmarks/make_page.py
 

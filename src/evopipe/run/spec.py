@@ -125,6 +125,11 @@ class Spec(ABC):
         return False
 
     @property
+    def sequential(self) -> bool:
+        """Whether a confirmation ends as soon as it is clear how it will end."""
+        return False
+
+    @property
     def seeds_apart(self) -> bool:
         """Whether the seeds of an evaluation are independent: the evaluation can then be divided by seeds with the same
         results."""
@@ -320,6 +325,11 @@ class EnvSpec(Spec):
         """Whether evaluation is a race, in which a member stops playing once its rank can change no decision (see
         `race`)."""
         return self.train.evaluation == "race"
+
+    @property
+    def sequential(self) -> bool:
+        """Whether a confirmation ends as soon as it is clear how it will end."""
+        return self.train.confirmation == "sequential"
 
     @property
     def seeds_apart(self) -> bool:
