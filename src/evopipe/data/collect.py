@@ -28,12 +28,18 @@ Behaviour = Callable[[EnvPool, np.random.Generator], Any]
 def collect(
     cfg: CollectConfig, pool: EnvPool, env_id: str, seed: int, exported: Any = None
 ) -> tuple[list[RecordedEpisode], dict[str, Any]]:
-    """Play `cfg.episodes` episodes with behaviour policies, in a pool of one environment; return the episodes and
-    statistics.
+    """Play episodes with behaviour policies; return the episodes that have at least one step, and a dict of statistics.
 
-    Each episode is played by one policy, drawn with the weights in `cfg.policies`. Rule-based policies are found by the
-    environment's id; `exported` is the loaded policy that the name `policy` refers to. The random draws of an episode
-    depend on the run's seed and the episode's number alone.
+    Each episode is played by one policy, drawn at random. The random draws of an episode depend only on `seed` and the
+    episode's number. The dict has the keys `notes` (sentences), `broken_steps` (the number of episodes that a value
+    which is not finite, or the lack of a legal action, cut) and `policies` (by name, what `totals` returns).
+
+    Args:
+        cfg: the number of episodes, the weight of each policy by name, and the most steps of an episode.
+        pool: a pool of one environment.
+        env_id: the environment's id, by which its rule-based policies are found.
+        seed: the run's seed.
+        exported: the loaded policy that the name `policy` refers to; None if there is none.
 
     Raises:
         ParamsError: no policy with a positive weight exists for the environment, or the exported one does not fit it.
@@ -60,9 +66,10 @@ def collect(
 
 
 def totals(episodes: Sequence[RecordedEpisode]) -> dict[str, Any]:
-    """Return counts of episodes and transitions, and mean and standard deviation of the episodes' undiscounted returns.
+    """Return a dict with the numbers of `episodes` and `transitions`, and as `return` the mean and standard deviation of
+    the episodes' undiscounted returns.
 
-    The entry `return` is None if there are no episodes.
+    `return` is None if there are no episodes.
     """
     returns = [episode.reward.sum(dtype=np.float64) for episode in episodes]
     return {

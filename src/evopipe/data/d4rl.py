@@ -18,26 +18,33 @@ from evopipe.data.observations import read_rows
 def read_d4rl(path: Path, shows: gymnasium.Space[Any] | None = None, discrete: bool = False) -> EpisodeDataset:
     """Read the episodes of an HDF5 file in D4RL's layout.
 
-    Its datasets are observations, actions, rewards, terminals, and optionally timeouts and next_observations. The file
-    does not record spaces: observations are converted to rows by the environment's observation space `shows` (Dict and
-    Tuple spaces are HDF5 groups, as in Minari's files); if `shows` is None, they must be rows already. Integer actions
-    are indices. Whole floats are indices too if `discrete` says that the environment's actions are discrete, because
-    some of AgileRL's files store indices as floats.
+    The file has the HDF5 datasets `observations`, `actions`, `rewards`, `terminals`, and optionally `timeouts` and
+    `next_observations`. Observations of a Dict or Tuple space are HDF5 groups. Integer actions are indices.
 
     Episodes end at terminals and timeouts, and are never joined. AgileRL's files have no timeouts, so truncations are
-    unknown there, and `notes` says so. If the file has no next observations, the last step of a truncated episode is
-    left out, because its true next observation is unknown; `dropped` counts these steps. The last step of a terminated
-    episode is kept with its own observation repeated as the next one, from which no target bootstraps.
+    unknown in these files, and the result's `notes` say so. If the file has no next observations, the last step of a
+    truncated episode is left out, because its true next observation is unknown; the result's `dropped` counts these
+    steps. The last step of a terminated episode is kept with its own observation repeated as the next one, from which
+    no target bootstraps.
+
+    Args:
+        path: the file.
+        shows: the environment's observation space, which converts observations to flat rows; None if the file holds
+            rows already.
+        discrete: whether the environment's actions are discrete. Then whole floats are indices, too, because some of
+            AgileRL's files store indices as floats.
 
     Raises:
-        MissingInputError, DataError, ResourceError: as `read_foreign`; the message names dataset and index.
+        MissingInputError: the file does not exist.
+        DataError: the file is damaged, or a dataset in it cannot be used; the message names dataset and index.
+        ResourceError: reading takes more memory than the limit, which depends on the file's size.
     """
     return as_episodes(read_foreign(Path(path), lambda file: read_columns(file, shows, discrete)), str(path))
 
 
 def as_episodes(arrays: dict[str, Array], name: str) -> EpisodeDataset:
-    """Split columns, as `read_columns` returns them, into episodes by the rules of `read_d4rl`; `name` names their
-    source."""
+    """Split the columns that `read_columns` returned into episodes, by the rules of `read_d4rl`. `name` is the source's
+    name in messages."""
     timed, following = "timeouts" in arrays, "next_observations" in arrays
     arrays.setdefault("timeouts", np.zeros_like(arrays["terminals"]))
     episodes = [_episode(arrays, first, last) for first, last in _stretches(arrays)]
@@ -54,7 +61,11 @@ def as_episodes(arrays: dict[str, Array], name: str) -> EpisodeDataset:
 def read_columns(file: h5py.File, shows: gymnasium.Space[Any] | None, discrete: bool) -> dict[str, Array]:
     """Read and check the datasets of an open HDF5 file in D4RL's layout; return them as arrays by name.
 
-    The arguments `shows` and `discrete` are those of `read_d4rl`.
+    Args:
+        file: the file.
+        shows: the environment's observation space, which converts observations to flat rows; None if the file holds
+            rows already.
+        discrete: whether the environment's actions are discrete; whole floats are then read as indices.
 
     Raises:
         Unusable: a dataset is missing, ragged, of a wrong type, or holds a value that is not allowed.

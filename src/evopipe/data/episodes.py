@@ -20,7 +20,16 @@ _SLACK = 1e-4  # share of its width by which an action may lie outside of a Box,
 
 @dataclass(frozen=True, slots=True)
 class RecordedEpisode:
-    """One recorded episode of `T` steps: `T + 1` observations, and `T` actions, rewards and end flags."""
+    """One recorded episode of `T` steps.
+
+    Attributes:
+        obs: `[T + 1, O]` float32, the observations before each step and after the last one.
+        action: `[T]` int64 or `[T, A]` float32, the environment's own actions.
+        reward: `[T]` float32, the rewards.
+        terminated: `[T]` bool, whether the step reached an end state; True at most in the last step.
+        truncated: `[T]` bool, whether the episode was cut after the step; True at most in the last step.
+        seed: the seed with which the environment was reset; None if it is not known.
+    """
 
     obs: Array  # [T + 1, O] float32
     action: Array  # [T] int64 or [T, A] float32, the environment's own values
@@ -35,8 +44,15 @@ class RecordedEpisode:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeDataset:
-    """A list of recorded episodes, with the name, the action space and other facts of the file that they were read
-    from."""
+    """A list of recorded episodes, and facts of the file from which the episodes were read.
+
+    Attributes:
+        episodes: the episodes.
+        where: the name of the file in messages.
+        action_space: the action space that the file records; None if it records none.
+        dropped: the number of steps that were left out because their next observation is not known.
+        notes: further facts of the file, as sentences.
+    """
 
     episodes: list[RecordedEpisode]
     where: str  # the source's name in messages

@@ -82,10 +82,12 @@ def _leads_away(name: bytes, info: Any) -> bytes | None:
 
 
 def read_foreign(path: Path, read: Callable[[h5py.File], _T]) -> _T:
-    """Open an HDF5 file of unknown origin in a separate process, call `read` on it there, and return the result.
+    """Open an HDF5 file of unknown origin in a separate process with limited memory, call `read` with the open file
+    there, and return the result, which must be picklable.
 
     Raises:
-        MissingInputError, ResourceError: as `read_apart`.
+        MissingInputError: the file does not exist.
+        ResourceError: reading takes more memory than the limit, which depends on the file's size.
         DataError: the file is damaged, `read` raised `Unusable`, or the process crashed.
     """
 

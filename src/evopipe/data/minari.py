@@ -63,6 +63,16 @@ def write_minari(
     `MinariDataset(folder / "data")` opens the dataset. An existing folder is replaced completely. Equal content gives
     equal bytes.
 
+    Args:
+        folder: the folder.
+        episodes: the episodes.
+        name: the name in the dataset's id.
+        observation_space: the space of the observations in `episodes`, which are flat rows.
+        action_space: the environment's action space.
+        env_spec: the environment's spec in Gymnasium; None, or a spec that JSON cannot hold, is left out.
+        algorithm: the name of the behaviour policies, for the dataset's description.
+        description: a text about the dataset.
+
     Raises:
         DiskError: a file cannot be written.
     """
@@ -120,13 +130,16 @@ def read_own(folder: Path) -> EpisodeDataset:
 def read_minari(dataset: str | Path, shows: Space | None = None) -> EpisodeDataset:
     """Read the episodes of a Minari dataset whose actions are Discrete or Box.
 
-    `dataset` is a folder (the dataset's or its `data`) or the id of a remote dataset (`namespace/name-v0`), which is
-    downloaded into Minari's cache first unless the cache has it. The environment's observation space `shows` converts
-    observations to rows; if `shows` is None, they must be rows already, as `write_minari` writes them.
+    Args:
+        dataset: the dataset's folder or the folder `data` in it; or the id of a remote dataset (`namespace/name-v0`),
+            which is downloaded into Minari's cache first unless the cache has it.
+        shows: the environment's observation space, which converts observations to flat rows; None if the dataset holds
+            rows already, as `write_minari` writes.
 
     Raises:
         MissingInputError: the dataset does not exist, or the remote server cannot be reached.
-        DataError, ResourceError: as `read_foreign`.
+        DataError: a file is damaged or cannot be used.
+        ResourceError: reading takes more memory than the limit, which depends on the file's size.
     """
     root = Path(dataset) if Path(dataset).exists() else _local_folder(str(dataset))
     data = next((folder for folder in (root / "data", root) if (folder / _METADATA).is_file()), None)

@@ -29,6 +29,10 @@ class Dataset:
 
     A dataset that is saved to a file can be named in `fetch.hdf5.path`, with `fetch.source: hdf5`.
 
+    Attributes:
+        columns: the columns by D4RL's names, one row a step: `observations`, `actions`, `rewards`, `terminals`, and
+            optionally `timeouts` and `next_observations`.
+
     Examples:
         >>> import numpy as np
         >>> from evopipe import Dataset
@@ -82,7 +86,7 @@ class Dataset:
 
         Raises:
             ParamsError: an argument is no key of that block.
-            DataError: as `from_arrays`, or a named column is missing.
+            DataError: a column is missing, ragged, not finite, or of a wrong type.
         """
         from evopipe.schema.declare import parsed
 
@@ -124,10 +128,16 @@ class Dataset:
         return path
 
     def episodes(self, name: str, shows: gymnasium.Space[Any] | None = None, discrete: bool = False) -> EpisodeDataset:
-        """Split the dataset into episodes by the rules of `read_d4rl`, which also explains `shows` and `discrete`.
+        """Split the dataset into episodes by the rules of `read_d4rl`.
+
+        Args:
+            name: the dataset's name in messages.
+            shows: the environment's observation space, which converts observations to flat rows; None if the dataset
+                holds rows already.
+            discrete: whether the environment's actions are discrete; whole floats are then read as indices.
 
         Raises:
-            DataError: a column cannot be used, see `from_arrays`; the message begins with `name`.
+            DataError: a column is missing, ragged, not finite, or of a wrong type; the message begins with `name`.
         """
         return as_episodes(self._checked(shows, discrete, name), name)
 
@@ -158,9 +168,16 @@ def read_table(cfg: FetchConfig.Table, shows: gymnasium.Space[Any] | None, discr
     Steps are split into episodes by the rules of `read_d4rl`. An episode also ends where the value in the column
     `cfg.episodes` changes.
 
+    Args:
+        cfg: the block `fetch.table`: the file's path, and the names of its columns.
+        shows: the environment's observation space, which converts observations to flat rows; None if the file holds
+            rows already.
+        discrete: whether the environment's actions are discrete; whole floats are then read as indices.
+
     Raises:
-        ParamsError: the file's name ends neither in .csv nor in .parquet.
-        MissingInputError, ResourceError: as `read_apart`.
+        ParamsError: the file's name ends in none of .csv, .parquet and .pq.
+        MissingInputError: the file does not exist.
+        ResourceError: reading takes more memory than the limit, which depends on the file's size.
         DataError: the file is damaged, lacks a column, or has a wrong value; the message names column and row.
     """
     path = Path(cfg.path)

@@ -35,8 +35,17 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Transitions:
-    """`N` transitions as arrays, one row each: observation, action, reward, end flags, next observation, number of the
-    episode."""
+    """`N` transitions as arrays with one row for each.
+
+    Attributes:
+        obs: `[N, O]` float32, the observations before the steps.
+        action: `[N]` int64, indices from 0; or `[N, A]` float32 in [-1, 1], scaled from the action space's bounds.
+        reward: `[N]` float32, the rewards.
+        terminated: `[N]` bool, whether the step reached an end state, so that nothing is bootstrapped.
+        truncated: `[N]` bool, whether the episode was cut after the step; `next_obs` is still its next observation.
+        next_obs: `[N, O]` float32, the observations after the steps.
+        episode: `[N]` int64, the number of the episode.
+    """
 
     obs: Array  # [N, O] float32
     action: Array  # [N] int64, indices from 0; or [N, A] float32 in [-1, 1], relative to the action space's bounds
@@ -155,7 +164,8 @@ def statistics(transitions: Transitions, num_actions: int) -> dict[str, Any]:
     """Return statistics of transitions as plain numbers for JSON.
 
     These are counts, and summaries of episodes' returns and lengths, of rewards, and of each element of observations.
-    `actions` has the count of each discrete action, or a summary of each element of continuous actions.
+    `actions` has the count of each of the `num_actions` discrete actions, or a summary of each element of continuous
+    actions. A summary is the mean, standard deviation, minimum and maximum.
     """
     returns = np.bincount(transitions.episode, weights=transitions.reward.astype(np.float64))
     lengths = np.bincount(transitions.episode).astype(np.float64)
