@@ -66,8 +66,8 @@ def collect(
 
 
 def totals(episodes: Sequence[RecordedEpisode]) -> dict[str, Any]:
-    """Return a dict with the numbers of `episodes` and `transitions`, and as `return` the mean and standard deviation of
-    the episodes' undiscounted returns.
+    """Return a dict with the numbers of `episodes` and `transitions`, and as `return` the mean and standard deviation
+    of the episodes' undiscounted returns.
 
     `return` is None if there are no episodes.
     """

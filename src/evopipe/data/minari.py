@@ -70,7 +70,7 @@ def write_minari(
         observation_space: the space of the observations in `episodes`, which are flat rows.
         action_space: the environment's action space.
         env_spec: the environment's spec in Gymnasium; None, or a spec that JSON cannot hold, is left out.
-        algorithm: the name of the behaviour policies, for the dataset's description.
+        algorithm: how the episodes came about, which the dataset records as `algorithm_name`.
         description: a text about the dataset.
 
     Raises:

@@ -75,7 +75,13 @@ def check(env_id: str, kwargs: dict[str, Any], wrappers: Sequence[Any] = (), sou
 def described(
     env_id: str, kwargs: dict[str, Any], wrappers: Sequence[Any] = (), source: str | None = None
 ) -> EnvConfig:
-    """Return the block `env` of a `params.yaml` with these values. For the arguments see `check`.
+    """Return the block `env` of a `params.yaml` with these values.
+
+    Args:
+        env_id: the environment's id, as `env.id`.
+        kwargs: arguments of the environment, as `env.kwargs`.
+        wrappers: wrappers, as `env.wrappers`.
+        source: a C file that implements the environment, as `env.source`; None for an environment in Python.
 
     Raises:
         ParamsError: a value cannot be used.

@@ -26,11 +26,24 @@ _OF_MAKE = "max_episode_steps"  # the one argument that `gymnasium.make` keeps f
 
 
 class CompiledPool:
-    """A pool of `R` environments in C on the CPU, with the attributes and methods of a `TensorPool`.
+    """A pool of `R` environments in C on the CPU, each with a single agent. After the end of an episode, the caller must
+    reset the row with the next episode's seed.
+
+    Args:
+        cfg: the block `env` of `params.yaml`.
+        rows: the number of environments, `R`.
+        device: the CPU.
 
     Attributes:
-        memory: `[R, S]` uint8, the states of all environments, zeros before the first reset. The tensor is never
-            replaced.
+        memory: `[R, S]` uint8, the state of each environment as `S` bytes, zeros before the first reset. The tensor is
+            never replaced.
+        length: `[R]` int64, the steps of the running episodes. The tensor is never replaced.
+        actions: the action space, which converts actions.
+        spaces: the widths and kinds of the spaces, as algorithms use them.
+        team: always None, and `masked` always False: there are no teams and no action masks.
+        reward_threshold: the return at which the environment counts as solved; None if it is not known.
+        max_steps: the number of steps after which an episode is truncated.
+        limit: `env.step_limit` if the environment declares no time limit of its own; else None.
         sound: whether the environment is evopipe's own, not a user's C file; then all its numbers are finite.
 
     Raises:
@@ -88,7 +101,10 @@ class CompiledPool:
         return TensorStep(*self._states.step(actions, rows))
 
     def step_where(self, actions: torch.Tensor, where: torch.Tensor) -> TensorStep:
-        """Step those of the first `n` environments for which `where` `[n]` is True; see `TensorPool.step_where`."""
+        """Step those of the first `n` environments for which `where` `[n]` is True.
+
+        `actions` `[n, …]` are as `step` takes them. The results of the other environments have no meaning.
+        """
         return TensorStep(*self._states.step(actions, only=where))
 
     @property

@@ -84,7 +84,12 @@ def make_env(cfg: EnvConfig, render_mode: str | None = None) -> gymnasium.Env[An
 
 @contextlib.contextmanager
 def opened(cfg: EnvConfig) -> Iterator[gymnasium.Env[Any, Any]]:
-    """Make an environment for a `with` block, and close it at the end. For errors see `make_env`."""
+    """Make an environment from the block `env` for a `with` block, and close it at the end.
+
+    Raises:
+        ParamsError: the environment is unknown, or its arguments cannot be used.
+        EnvironmentFailed: the environment's constructor raised an exception.
+    """
     env = make_env(cfg)
     try:
         yield env

@@ -230,7 +230,7 @@ class EnvPool:
 
     def taken(self, actions: npt.NDArray[Any], rows: npt.ArrayLike | None = None) -> npt.NDArray[Any]:
         """Return a team's actions `[n, K, …]` as they are executed: actions that the environment sets itself replace
-        the policy's."""
+        the policy's `actions`. `rows` `[n]` are the environments of these actions; None for all."""
         if not self.is_forced.any():
             return actions
         index = self._all if rows is None else np.asarray(rows, np.int64)

@@ -93,7 +93,11 @@ class RowStep:
         cls, actions: ActionSpace, obs: Floats, reward: Floats, terminated: Bools, truncated: Bools, mask: Bools | None
     ) -> RowStep:
         """Build the results of a step, and find the broken rows: those with a reward or observation that is not finite,
-        or without a legal action. Without a `mask` every action is legal."""
+        or without a legal action.
+
+        `actions` is the environment's action space; the other arguments become the fields of the same names. If `mask`
+        is None, every action is legal.
+        """
         broken: Bools = ~(np.logical_and.reduce(np.isfinite(obs), axis=1) & np.isfinite(reward))
         if mask is None:
             mask = _every_legal(len(obs), actions.size)
@@ -142,11 +146,12 @@ class Rows:
         numbers: the rows of these environments in the pool.
         made: environments that are constructed already, for the first of these rows.
         masked: `[1]`, whether the pool's environments have action masks; set at the first reset.
-        turn: `[1]`, set to the row of each environment before it is constructed, reset or stepped, so that a watchdog
-            knows which one hangs.
+        turn: `[1]`, set to the row of each environment before it is reset or stepped, so that a watchdog knows which
+            one hangs; set to a new negative number after each construction.
 
     Raises:
-        ParamsError, EnvironmentFailed: see `make_env`.
+        ParamsError: the environment is unknown, or its arguments or spaces cannot be used.
+        EnvironmentFailed: the environment's constructor raised an exception.
     """
 
     def __init__(
@@ -306,7 +311,10 @@ def make_rows(
     cfg: EnvConfig, numbers: range, made: Sequence[gymnasium.Env[Any, Any]], turn: Ints
 ) -> dict[int, gymnasium.Env[Any, Any]]:
     """Return the environments of the rows `numbers`, by row. Those in `made` serve the first rows; the others are
-    constructed. For `turn` see `Rows`."""
+    constructed from `cfg`, the block `env`.
+
+    After each construction, `turn` `[1]` is set to a new negative number, by which a watchdog sees progress.
+    """
     envs = [*made]
     while len(envs) < len(numbers):
         envs.append(make_env(cfg))

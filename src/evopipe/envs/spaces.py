@@ -239,7 +239,7 @@ class ActionSpace:
     """An environment's action space, which converts actions between the algorithm's encoding and the environment's own.
 
     Attributes:
-        kind: the kind of the space, as in `Spaces`.
+        kind: the kind of the space: `discrete`, `multidiscrete`, `multibinary` or `continuous`.
         shape: the shape of the environment's own action.
         choices: the number of values of each entry of an action; empty if actions are continuous.
         starts: the smallest value of each entry.
@@ -300,8 +300,8 @@ class ActionSpace:
         return Spaces(observations.size, self.size, self.continuous, images, self.kind, self.choices, one_hot)
 
     def empty(self, *shape: int) -> npt.NDArray[Any]:
-        """Return zeros for actions in the algorithm's encoding, with the leading axes `shape`; see `own` for the
-        encoding."""
+        """Return zeros for actions in the algorithm's encoding, with the leading axes `shape`: int64 indices, one or
+        `D` for each action, or for a Box `A` float32 numbers."""
         if self.continuous:
             return np.zeros((*shape, self.size), np.float32)
         return np.zeros(shape if self.kind == "discrete" else (*shape, len(self.choices)), np.int64)
@@ -326,7 +326,8 @@ class ActionSpace:
         return np.minimum(np.maximum(low + share * (high - low), low), high).astype(np.float32).reshape(-1, *self.shape)
 
     def relative(self, own: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Convert the environment's own actions `[n, …]` to the algorithm's encoding. This is the inverse of `own`."""
+        """Convert the environment's own actions `[n, …]` to the algorithm's encoding: int64 indices `[n]` or `[n, D]`,
+        or for a Box float32 numbers `[n, A]` in [-1, 1]. This is the inverse of the method `own`."""
         flat = own.reshape(len(own), math.prod(self.shape))
         if self.bounds is None:
             indices: npt.NDArray[np.int64] = flat.astype(np.int64) - np.array(self.starts)

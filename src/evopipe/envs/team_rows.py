@@ -41,11 +41,12 @@ def team_step(
     space: TeamSpace, obs: Floats, reward: Floats, terminated: Bools, truncated: Bools, alive: Bools,
     mask: Bools | None = None, forced: Floats | None = None,
 ) -> RowStep:  # fmt: skip
-    """Build the results of a team's step from the arrays `[n, K, …]` of `RowStep`, and find the broken rows: those with
-    a value that is not finite, or with an agent that acts next and has no legal action.
+    """Build the results of a team's step, and find the broken rows: those with a value that is not finite, or with an
+    agent that acts next and has no legal action.
 
-    Without masks every action that an agent has is legal. All actions of a truncated agent are legal, too, if its last
-    mask allows no action.
+    `space` has the agents' spaces; the other arguments are the arrays `[n, K, …]` that become the fields of `RowStep`.
+    If `mask` is None, every action that an agent has is legal. All actions of a truncated agent are legal, too, if its
+    last mask allows no action.
     """
     broken: Bools = np.asarray(~(np.isfinite(obs).all(axis=(1, 2)) & np.isfinite(reward).all(axis=1)), np.bool_)
     cut = truncated & ~terminated & ~alive
@@ -58,12 +59,23 @@ def team_step(
 
 
 class TeamRows:
-    """The environments of several agents that are stepped one after another in this process. For arguments and errors
-    see `Rows`.
+    """The environments of several agents that are stepped one after another in this process.
 
     An agent acts next if it is in the environment's `agents` and did not end in this step. An agent that acted and is
     missing from `agents` afterwards, but was neither terminated nor truncated, counts as truncated. A terminated agent
     without an observation gets the observation 0, from which nothing is learned.
+
+    Args:
+        cfg: the block `env` of `params.yaml`.
+        numbers: the rows of these environments in the pool.
+        made: environments that are constructed already, for the first of these rows.
+        masked: `[1]`, whether the pool's environments have action masks; set at the first reset.
+        turn: `[1]`, set to the row of each environment before it is reset or stepped, so that a watchdog knows which
+            one hangs; set to a new negative number after each construction.
+
+    Raises:
+        ParamsError: the environment is unknown, or its spaces are not supported.
+        EnvironmentFailed: the environment's constructor raised an exception.
     """
 
     def __init__(

@@ -216,10 +216,15 @@ OFFERED: dict[str, Callable[..., Any]] = {
 
 
 class TensorStep(NamedTuple):
-    """The results of one step of `n` environments as tensors; the fields are those of `RowStep`. No later step
-    overwrites the tensors.
+    """The results of one step of `n` environments as tensors. No later step overwrites the tensors.
 
     For a team every tensor is `[n, K, …]`, and all agents end at the same time.
+
+    Attributes:
+        obs: `[n, O]` float32, the next observations; at the end of an episode its last one.
+        reward: `[n]` float32, the rewards.
+        terminated: `[n]` bool, whether the episode reached an end state, so that nothing is bootstrapped.
+        truncated: `[n]` bool, whether the time limit cut the episode, so that the value of `obs` is bootstrapped.
     """
 
     obs: torch.Tensor  # [n, O] float32, the true next observation, also where the episode ended
@@ -232,11 +237,21 @@ class TensorPool:
     """A pool of `R` environments whose states are tensors on one device. After the end of an episode, the caller must
     reset the row with the next episode's seed.
 
-    An episode depends only on its seed and its actions, not on other rows or earlier episodes. For `actions`, `spaces`,
-    `team`, `masked` and `reward_threshold` see `EnvPool`.
+    An episode depends only on its seed and its actions, not on other rows or earlier episodes.
+
+    Args:
+        cfg: the block `env` of `params.yaml`.
+        rows: the number of environments, `R`.
+        device: the device of the tensors.
 
     Attributes:
-        physics: `[R, S]` float64, the physical states, zeros before the first reset. The tensor is never replaced.
+        actions: the action space, which converts actions.
+        spaces: the widths and kinds of the spaces, as algorithms use them.
+        team: the spaces of each agent, if there are several agents; else None.
+        masked: whether the environment has action masks.
+        reward_threshold: the return at which the environment counts as solved; None if it is not known.
+        physics: `[R, S]` float64, the physical state of each environment as `S` numbers, zeros before the first reset.
+            The tensor is never replaced.
         length: `[R]` int64, the steps of the running episodes. The tensor is never replaced.
         max_steps: the number of steps after which an episode is truncated.
         limit: `env.step_limit` if the environment declares no time limit of its own; else None.
@@ -337,7 +352,8 @@ class TensorPool:
         """Step those of the first `n` environments for which `where` `[n]` is True, without synchronising with the
         device.
 
-        The other environments do not change, and their results have no meaning. For `actions` see `step`.
+        `actions` `[n, …]` are as `step` takes them. The other environments do not change, and the results of these have
+        no meaning.
         """
         n = len(where)
         columns, length, found = self._after(self._columns[:, :n], self.length[:n], actions)

@@ -124,7 +124,8 @@ class Workers:
         return self._pools[-1]
 
     def give_up(self, cfg: EnvConfig, why: str) -> None:
-        """Let a pool continue without workers, if their number is `auto`. `why` is the reason, for the error message.
+        """Let the pool of the environment `cfg` continue without workers, if their number is `auto`. `why` is the
+        reason, for the error message.
 
         Raises:
             ParamsError: a number of workers was given.

@@ -34,15 +34,19 @@ class RowStepper(Protocol):
         """Begin an episode in each of these rows `[n]`, from its own seed `[n]`; return the first observations and
         masks.
 
-        `upcoming` returns the seeds of later episodes, see `EnvPool.upcoming`; an implementation may ignore it.
+        `upcoming` is None or a function (rows `[n]`, ahead) → seeds `[n, ahead]` of the next episodes of these rows.
+        With it, an implementation may begin episodes ahead of time.
 
         Raises:
             Fault: an environment failed.
         """
 
     def send(self, rows: Ints, actions: Actions) -> None:
-        """Start a step of these rows, with actions in the algorithm's encoding (see `EnvPool.step`); `receive` finishes
-        it."""
+        """Start a step of these rows `[n]`, which `receive` finishes.
+
+        `actions` are indices `[n]`; for several choices, indices `[n, D]` from 0 on; for a Box, numbers `[n, A]` in
+        [-1, 1], which are scaled to its bounds. For a team `[n, K, …]`.
+        """
 
     def receive(self, rows: Ints, actions: Actions) -> RowStep:
         """Finish the step that `send` started with the same arguments, and return its results.

@@ -171,7 +171,14 @@ class EnvpoolRows:
 
 
 def rows(cfg: EnvConfig, rows: int, spaces: Spaces, threads: int) -> EnvpoolRows:
-    """Return the environments of a pool in envpool. For the arguments see `EnvpoolRows`."""
+    """Return an `EnvpoolRows`, the environments of a pool, made by the package envpool.
+
+    Args:
+        cfg: the block `env` of `params.yaml`.
+        rows: the number of environments.
+        spaces: the spaces of the same environment in Gymnasium, with which envpool's must agree.
+        threads: the most threads that step environments.
+    """
     return EnvpoolRows(cfg, rows, spaces, threads)
 
 
