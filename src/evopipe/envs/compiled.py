@@ -26,8 +26,8 @@ _OF_MAKE = "max_episode_steps"  # the one argument that `gymnasium.make` keeps f
 
 
 class CompiledPool:
-    """A pool of `R` environments in C on the CPU, each with a single agent. After the end of an episode, the caller must
-    reset the row with the next episode's seed.
+    """A pool of `R` environments in C on the CPU, each with a single agent. After the end of an episode, the caller
+    must reset the row with the next episode's seed.
 
     Args:
         cfg: the block `env` of `params.yaml`.

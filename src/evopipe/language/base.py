@@ -172,11 +172,21 @@ class Base:
         self, prompt: str | Sequence[Mapping[str, str]], completions: Sequence[str], chat: bool, system: str | None,
         go_on: bool = False,
     ) -> tuple[list[int], list[list[int]]]:  # fmt: skip
-        """Return the tokens of a prompt (see `prompt`), and the tokens of each completion with the end of its turn.
+        """Return the tokens of a prompt, and the tokens of each completion with the end of its turn.
 
         Prompt and completion are tokenised as one text, which is then cut where the completion begins. If a token would
         lie on both sides of the cut, the completion is tokenised separately. The prompt's tokens are therefore the same
         for any completion.
+
+        Args:
+            prompt: a text or a list of messages.
+            completions: the texts of the completions.
+            chat: whether a text is shown as a message of the user through the chat template.
+            system: the system message, or for a plain text its beginning; None for none.
+            go_on: whether the completions continue the last message instead of beginning a new one.
+
+        Raises:
+            DataError: there is no chat template, or it refuses the messages.
         """
         text, _ = self._asked(prompt, chat, system, go_on)
         chatting = chat or not isinstance(prompt, str)
@@ -206,11 +216,13 @@ class Base:
         that is true for an answer.
 
         An answer is a message of the assistant with the end of its turn; members learn to write answers. The other
-        pieces are the text between them. The chat is tokenised as one text; for tokens that would belong to two pieces
-        see `completed`.
+        pieces are the text between answers. `system` is a system message that is put first; None for none. The chat is
+        tokenised as one text, which is then cut. If a token would lie on both sides of a cut, the text after the cut is
+        tokenised separately.
 
         Raises:
-            DataError: see `chats.answers`.
+            DataError: there is no chat template, it refuses the messages, or it changes the content of an answer
+                without marking with `{% generation %}` what the model writes.
         """
         told, own = self._messages(messages, system)
         shown = self._shown(told, own)
@@ -242,7 +254,7 @@ class Base:
             The tokens, or None if there is no chat template, or if it does not show each reply exactly once.
 
         Raises:
-            DataError: see `prompt`.
+            DataError: the chat template refuses the messages.
         """
         if not self.tokenizer.chat_template:
             return None

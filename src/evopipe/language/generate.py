@@ -197,8 +197,10 @@ def _stopped(base: Base, ids: Tensor, place_of: Tensor, alive: Tensor, group: in
 
 
 def texts(base: Base, written: Written, stop: Stops = ()) -> list[list[str]]:
-    """Return the completions of every member as texts, cut before the stop text that ended them. For `stop` see
-    `generate`."""
+    """Return the completions of every member as texts, each cut before the stop text that ended it.
+
+    `stop` has for each of the P · B prompts the texts that end its completions, as `generate` took it; empty for none.
+    """
     members, rows, _ = written.ids.shape
     found = []
     for p, (ids, lengths) in enumerate(zip(written.ids.tolist(), written.lengths.tolist(), strict=True)):
@@ -218,10 +220,14 @@ def before(text: str, stop: Sequence[str]) -> str:
 
 
 def choose(log_probs: Tensor, how: Sampling, u: Tensor) -> Tensor:
-    """Sample tokens `[P, n]` from log-probabilities `[P, n, V]`.
+    """Sample a token for each of `n` rows of `P` members, `[P, n]`.
 
-    `how` has settings `[P, n]`, and `u` `[P, n]` float64 has uniform random numbers in [0, 1). Log-probabilities that
-    are not finite give an arbitrary token.
+    Log-probabilities that are not finite give an arbitrary token.
+
+    Args:
+        log_probs: `[P, n, V]`, the log-probabilities of the `V` tokens of the vocabulary.
+        how: the settings of sampling, `[P, n]`.
+        u: `[P, n]` float64, uniform random numbers in [0, 1).
     """
     best = log_probs.argmax(dim=-1)
     if not bool((how.temperature > 0).any()):
@@ -232,7 +238,8 @@ def choose(log_probs: Tensor, how: Sampling, u: Tensor) -> Tensor:
 
 
 def chances(log_probs: Tensor, how: Sampling) -> Tensor:
-    """Return the probabilities `[P, n, V]` float64 with which `choose` samples tokens, from the same arguments.
+    """Return the probabilities `[P, n, V]` float64 with which `choose` samples tokens, from the model's `log_probs`
+    `[P, n, V]` and the settings `how` `[P, n]`.
 
     Filters apply in the order of `transformers` and vLLM: temperature; then the k most likely tokens, including ties
     for the k-th place; then, renormalised, the most likely of these until their probabilities sum to p.

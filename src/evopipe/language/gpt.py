@@ -191,8 +191,8 @@ class Cache:
         self.read = 0  # tokens of every row
 
     def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Append a layer's keys and values of new tokens, `[R, heads, n, head]`; return the layer's keys and values of
-        all tokens so far."""
+        """Append a layer's keys and values of `n` new tokens in `R` rows, `[R, heads, n, head]`; return the layer's
+        keys and values of all tokens so far. `head` is the width of an attention head."""
         if layer == len(self.held):
             self.held.append((key, value))
         else:

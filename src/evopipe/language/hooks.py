@@ -114,7 +114,7 @@ def score(
         entropy: whether entropies are computed too; see `core.net.score`.
         hidden: whether the hidden states `[P, B, T, H]` that predict the last `T` tokens are returned too.
         active: a function that returns a context, see `adapting`; the default leaves the base unchanged.
-        leaves: the tensors that the context uses, for gradients.
+        leaves: the tensors that the context uses and that need gradients; only needed with `rows_at_once`.
 
     Returns:
         The hidden states or None, and the scores. Tokens after the last one in `text.mask` have log-probability 0.
@@ -245,8 +245,8 @@ def _score(base: Base, ids: Tensor, real: Tensor, width: int, entropy: bool) -> 
 
 @torch.no_grad()
 def reference(base: Base, text: Text) -> Tensor:
-    """Return the log-probabilities `[P, B, T]` of a text's last `T` tokens under the unchanged base; 0 outside the
-    mask."""
+    """Return the log-probabilities `[P, B, T]` of a text's last `T` tokens under the unchanged base; 0 after the last
+    token in `text.mask`."""
     _, scored = score(base, text)
     return scored.log_prob.masked_fill(~text.mask, 0.0)
 

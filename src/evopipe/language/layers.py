@@ -106,6 +106,8 @@ def numbers(shapes: Shapes) -> int:
 def size_of(self: Any, widths: Widths) -> int:
     """Return the length of a member's flat row, a vector of all its weights.
 
+    `self` is the member's architecture, and `widths` are the input and output widths of its network.
+
     Architectures with a method `shapes` use this function as their method `Architecture.size`.
     """
     return numbers(self.shapes(widths))
@@ -130,8 +132,11 @@ def place(source: Tensor, target: Tensor) -> None:
 
 
 def pack(self: Any, rows: Sequence[Tensor]) -> Tensor:
-    """Stack members' flat rows, each of its own architecture, as one tensor `[P, N]`, each matrix padded with zeros to
-    its shape in `self.shapes`. Classes use this function as their method `Structure.pack`."""
+    """Stack the flat rows of `P` members, each of its own architecture, as one tensor `[P, N]`. Each matrix is padded
+    with zeros to its shape in `self.shapes`.
+
+    `self` is the structure of the members. Classes use this function as their method `Structure.pack`.
+    """
     found = torch.zeros(len(rows), self.size)
     for arch, row, whole in zip(self.archs, rows, found, strict=True):
         into = split(whole, self.shapes)
@@ -162,7 +167,8 @@ def views_of(of: ViewOf, shapes: Shapes) -> list[Tensor]:
     """Return the matrices of these shapes in all members' rows, `[P, rows, columns]` each; a vector is a matrix with
     one row.
 
-    `of` is a function (start in the row, rows, columns) → view.
+    `of` is a function (start, rows, columns) → the view `[P, rows, columns]` of the numbers from `start` on in each
+    member's row.
     """
     found, start = [], 0
     for shape in shapes.values():

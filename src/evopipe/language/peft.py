@@ -106,8 +106,9 @@ def member_of(folder: Path, base: Base, fresh: Member, network: str) -> Member:
         network: the name of the member's tensor that holds the adapter.
 
     Raises:
-        MissingInputError: see `read_adapter`.
-        DataError: see `read_adapter`; or the member is no LoRA adapter.
+        MissingInputError: one of the adapter's files is missing.
+        DataError: the adapter is damaged, of another kind than LoRA, or made for another base; or the member is no LoRA
+            adapter.
     """
     arch, row = read_adapter(folder, base)
     if not isinstance(fresh.arch, LoRA):

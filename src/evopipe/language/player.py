@@ -56,8 +56,12 @@ class GamePolicy:
         return f"<GamePolicy {self.about.get('algo', '')}{place}>"
 
     def act(self, seeds: np.ndarray) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-        """Return a function that chooses the next token of every game, as the task's `play` calls it; there is one game
-        for each of `seeds` `[n]`."""
+        """Return a function that chooses the next token of each of `n` games. `seeds` `[n]` seed the games' random
+        draws.
+
+        The function takes the tokens of the games so far, `[n, L]`, and their numbers, `[n]`, and returns a token for
+        each game, `[n]` int64.
+        """
         return joint_writer([(self._writer(seeds, self._cfg, self._hyper), np.arange(len(seeds)))], self.task.guess)
 
     def play(self, games: int = 1, seed: int = 0) -> Any:
@@ -148,7 +152,14 @@ def _networks(algo: Any, cfg: Any, words: Words) -> dict[str, Any]:
 
 
 def files(algo: Any, cfg: Any, words: Words, member: Member) -> dict[str, bytes]:
-    """Return the weights of the networks that choose tokens, for export: file contents by name."""
+    """Return the weights of the networks that choose tokens, for export: file contents by name.
+
+    Args:
+        algo: the module of the algorithm.
+        cfg: the algorithm's configuration.
+        words: the sizes of the vocabulary and of the hidden states.
+        member: the member whose weights are exported.
+    """
     found: dict[str, torch.Tensor] = {}
     for part, widths in _networks(algo, cfg, words).items():
         named = member.arch.named(widths, member.tensors[part])
@@ -159,7 +170,8 @@ def files(algo: Any, cfg: Any, words: Words, member: Member) -> dict[str, bytes]
 def read(
     folder: Path, about: Mapping[str, Any], algo: Any
 ) -> tuple[LanguageConfig, Any, Any, GPT, dict[str, torch.Tensor]]:
-    """Read an exported player; `about` is the content of its `policy.json`.
+    """Read an exported player from its folder. `about` is the content of its `policy.json`, and `algo` the module of
+    the algorithm.
 
     Returns:
         The block `language` of the parameters, the task, the algorithm's configuration, the architecture, and a flat
@@ -192,7 +204,8 @@ def read(
 
 
 def load(folder: Path, about: Mapping[str, Any], algo: Any) -> GamePolicy:
-    """Load an exported player as a `GamePolicy`; `about` is the content of its `policy.json`.
+    """Load an exported player from its folder as a `GamePolicy`. `about` is the content of its `policy.json`, and
+    `algo` the module of the algorithm.
 
     Raises:
         DataError: a file is damaged, or the task now has other tokens.

@@ -153,8 +153,9 @@ class LanguagePolicy:
 
 
 def load(folder: Path, about: Mapping[str, Any], device: torch.device | None = None) -> LanguagePolicy:
-    """Load an exported language model; `about` is the content of its `policy.json`. See
-    `evopipe.policies.loading.load`.
+    """Load an exported language model from its folder.
+
+    `about` is the content of its `policy.json`; `device` is the device of the model, None for the CPU.
 
     Raises:
         MissingInputError: the folder, or its base, lacks a file.
@@ -181,7 +182,8 @@ def load(folder: Path, about: Mapping[str, Any], device: torch.device | None = N
 
 
 def need_base(folder: Path, about: Mapping[str, Any], base: Base, remedy: str) -> None:
-    """Check that an exported model was trained over this base, by the digest in its `policy.json`.
+    """Check that an exported model was trained over this base, by the digest in `about`, the content of its
+    `policy.json`.
 
     Raises:
         DataError: it was trained over another base; the message ends with `remedy`.

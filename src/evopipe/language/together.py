@@ -37,12 +37,13 @@ class Together:
         return not self.place
 
     def mine(self, part: int) -> bool:
-        """Return whether this process computes the part of the member's rows with this number."""
+        """Return whether this process computes a part of the member's rows. `part` is the part's number; parts are
+        dealt to the group's processes in turn."""
         return part % self.size == self.place
 
     def tell(self, part: int, *tensors: Tensor) -> None:
-        """Broadcast tensors from the process that computes the part of the rows with this number to all other processes
-        of the group, which receive them in place."""
+        """Broadcast tensors to all processes of the group from the one that computes the part of the rows with the
+        number `part`. The other processes receive the values in place."""
         if self.size == 1:
             return
         for tensor in tensors:
@@ -52,9 +53,11 @@ class Together:
                 tensor.copy_(whole)
 
     def agreed(self, stopped: Callable[[], bool], device: torch.device) -> Callable[[], bool]:
-        """Return a function that returns, in every process of the group, the value of the first process's `stopped`.
+        """Return a function without arguments that returns, in every process of the group, what `stopped` returns in
+        the group's first process.
 
-        All processes must call the function at the same points of their work. `device` holds the message.
+        All processes must call the function at the same points of their work. `device` is the device of the tensor that
+        is sent.
         """
         if self.size == 1:
             return stopped

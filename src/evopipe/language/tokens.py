@@ -64,12 +64,15 @@ class Corpus:
         form: the form of the rows, such as `supervised` or `preference`.
         rows: the rows as they were read.
         prompts: the tokens of each row's prompt.
-        answers: the tokens to learn from, in no, one or two lists: the completion of each row; the chosen and the
-            rejected one; or the completion and that of another row.
-        learned: for each token of the first answer, 1 if it is learned, 0 if it only stands between.
-        splits: the indices of the rows for training, for scoring members during training, and for the final test.
+        answers: for each answer of a row, the tokens of all rows. Rows of the form `reasoning` have no answer. Those of
+            `supervised` have one, the completion or chat, and those of `games` one, the game. Those of `preference`
+            have two, the chosen and the rejected completion, and those of `labelled` two, the completion and the
+            completion of another row.
+        learned: for each token of the first answer, 1 if members learn to write it, 0 for other text, such as messages
+            of the user.
+        splits: the indices of rows by split: `train`, `validation` (which scores members during training), `test`.
         left_out: the number of rows that were too long.
-        digest: the base's digest.
+        digest: the digest of the base model whose tokenizer made the tokens.
     """
 
     form: Form
@@ -82,12 +85,13 @@ class Corpus:
     digest: str
 
     def prompt_batch(self, index: Rows, pad: int) -> tuple[Tensor, Tensor]:
-        """Return the prompts of some rows, `[n, L]` int64 padded on the left, and a mask `[n, L]` bool that is False
-        for pads."""
+        """Return the prompts of the rows `index` `[n]` as tokens `[n, L]` int64, padded on the left with the token
+        `pad`, and a mask `[n, L]` bool that is False for pads."""
         return stacked([self.prompts[int(i)] for i in index], pad, left=True)
 
     def batch(self, index: Rows, pad: int) -> Text:
-        """Return some rows as a batch of text for one member, `[1, n, …]`.
+        """Return the rows `index` `[n]` as a batch of text for one member, `[1, n, …]`. `pad` is the token that fills
+        up shorter rows.
 
         If rows have two answers, the batch has twice as many rows: first all with their chosen answer, then all with
         the rejected one. The reward of a `labelled` row is 1 if its completion is desirable, else 0.
@@ -124,8 +128,15 @@ def tokenise(
 ) -> Corpus:  # fmt: skip
     """Tokenise rows, and split the rows into training, validation and test. Rows that are too long are left out.
 
-    `cfg` says how prompts are shown and how long rows may be. If `held_out` is given, rows from that index on are for
-    validation, and there is no test split. Otherwise rows are split at random, by the shares in `fetch`.
+    Args:
+        rows: the rows.
+        form: the form of the rows, such as `supervised` or `preference`.
+        base: the base model with the tokenizer.
+        cfg: the block `language`, which says how prompts are shown and how long rows may be.
+        fetch: the settings of the dataset: the shares of the splits, and what happens to overlapping rows.
+        seed: the run's seed, for the random split.
+        held_out: the index from which on rows are for validation; there is then no test split. None to split rows at
+            random.
 
     Raises:
         DataError: a split is empty, or the chat template is missing or refuses a prompt.
@@ -209,8 +220,14 @@ def _too_few(rows: Sequence[Any], kept: Sequence[Mapping[str, Any]], form: Form,
 
 
 def games(rows: Sequence[Mapping[str, Any]], told: Any, base: Base, fetch: TextFetch, seed: int) -> Corpus:
-    """Split rows of games at random into training, validation and test. `told` has the games as tokens, from the task's
-    `encode`, and `fetch` the shares of the splits.
+    """Split rows of games at random into training, validation and test.
+
+    Args:
+        rows: the games.
+        told: the games as tokens, which the task's `encode` returned.
+        base: the base, whose tokens the games have.
+        fetch: the settings with the shares of the splits.
+        seed: the run's seed, for the random split.
 
     Raises:
         DataError: there are too few games for three splits.

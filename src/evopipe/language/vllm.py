@@ -50,8 +50,19 @@ class VLLMEngine:
         self, adapters: Sequence[tuple[LoRA, Tensor]], ids: Tensor, real: Tensor, group: int, limit: int,
         how: Sampling, keys: Tensor, when: int, stop: Stops = (),
     ) -> Written:  # fmt: skip
-        """Complete prompts of all members with their adapters. For arguments and result see
-        `language.generate.generate`; entropies are 0."""
+        """Complete the prompts of `P` members with their adapters. Entropies in the result are 0.
+
+        Args:
+            adapters: the architecture and the flat row (all weights as one vector) of each member's adapter.
+            ids: the prompts' tokens `[P, B, L]`, padded on the left.
+            real: `[P, B, L]` bool, False for pads.
+            group: completions of each prompt.
+            limit: the most tokens of a completion.
+            how: settings of sampling, `[P]`.
+            keys: random keys of the members, `[P]`.
+            when: a number, such as the tick, that fixes the draws together with `keys`.
+            stop: for each of the P · B prompts, the texts that end its completions; empty for none.
+        """
         import vllm
         from vllm.lora.request import LoRARequest
 

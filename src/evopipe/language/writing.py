@@ -20,7 +20,10 @@ Logits = Callable[[Mapping[str, Tensor]], Tensor]
 
 
 class Writer:
-    """A callable object that returns the next token of every game: of `n` games of each of `P` members.
+    """A callable object that chooses the next token of every game: of `n` games of each of `P` members.
+
+    It is called with the tokens of the games so far `[P · n, L]`, their numbers `[P · n]`, and the number of tokens in
+    a turn, and returns tokens `[P · n]`.
 
     Keys and values of earlier tokens are cached, so that no token is computed twice. A game's random draws depend only
     on its own seed and the token's position. Members are therefore compared on the same draws.
@@ -112,8 +115,15 @@ def _at(x: Tensor, column: Tensor) -> Tensor:
 def joint_writer(
     writers: Sequence[tuple[Writer, np.ndarray]], turn: int
 ) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """Return one function that chooses tokens for the games of several writers. Each pair in `writers` is a writer and
-    the indices of the rows that it plays; `turn` is the number of tokens in a turn."""
+    """Return one function that chooses the next tokens of the games of several writers.
+
+    The function takes the tokens of all `R` games so far, `[R, L]`, and their numbers, `[R]`, and returns a token for
+    each game, `[R]` int64.
+
+    Args:
+        writers: pairs of a writer and the indices of the games that it plays.
+        turn: the number of tokens that a player writes in a turn.
+    """
 
     def act(ids: np.ndarray, used: np.ndarray) -> np.ndarray:
         found = np.zeros(len(ids), np.int64)

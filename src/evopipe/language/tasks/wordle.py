@@ -84,7 +84,9 @@ class Wordle(Schema):
         """The words of the game.
 
         Raises:
-            MissingInputError, DataError, ParamsError: see `read_words`.
+            MissingInputError: the file of words does not exist.
+            DataError: the file has duplicates, words of different lengths, or lines that are no words.
+            ParamsError: the list has duplicates, words of different lengths, or entries that are no words.
         """
         return Vocabulary(read_words(self.words))
 

@@ -64,8 +64,8 @@ class Vocabulary:
         return gains
 
     def best(self, possible: np.ndarray) -> int:
-        """Return the index of the guess with the most expected information. Ties go to a possible word, then to the
-        lowest index."""
+        """Return the index of the guess with the most expected information about the secret, which is one of the
+        `possible` words (bool `[V]`). Ties go to a possible word, then to the lowest index."""
         key = np.packbits(possible).tobytes()
         if key not in self._best:
             self._best[key] = int(np.argmax(np.round(self.gains(possible), 9) + 1e-10 * possible))
