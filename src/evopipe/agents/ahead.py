@@ -42,9 +42,10 @@ class Ahead:
     the number of a round; in a round every member plays its episodes once.
 
     Args:
-        play: a function that plays a round and returns its episodes. It runs in a thread of its own.
-        network: the name of the network whose weights choose the completions. It is an attribute of the state of a
-            cohort, a group of members that train as one batch of tensors.
+        play: a function (members, tick, `stop`) → the episodes of the tick's round, where the function `stop` returns
+            whether the round is to be given up. Each call runs in a thread of its own.
+        network: the name of the network whose weights choose the completions. The name is that of an attribute of a
+            cohort's state; a cohort is a group of members that train as one batch of tensors.
     """
 
     def __init__(self, play: Play, network: str) -> None:
@@ -74,6 +75,8 @@ class Ahead:
     def take(self, tick: int, stopped: Callable[[], bool]) -> tuple[list[Done], bool]:
         """Wait for the round of a tick; return its episodes, and whether they were played with weights of an earlier
         tick.
+
+        `stopped` is a function that is called repeatedly while waiting; it returns whether to stop.
 
         Raises:
             Stopped: `stopped` returned True. The threads of all rounds are asked to stop; `ensure` starts these rounds

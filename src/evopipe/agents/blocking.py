@@ -175,7 +175,7 @@ def here(function: Callable[..., Any], *args: Any) -> Any:
 
     Raises:
         Exception: what the code raised, converted by `as_exception`.
-        KeyboardInterrupt, Hung: raised unchanged, so that Ctrl-C and timeouts end the thread's work.
+        KeyboardInterrupt, Hung: raised unchanged, so that Ctrl-C and a watchdog's time limit end the thread's work.
     """
     try:
         return function(*args)
@@ -223,7 +223,8 @@ def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None, u
 
 class Threads:
     """A pool of threads for up to `most` blocking calls at a time. A call that exceeds its time limit keeps its thread,
-    and a new thread replaces that one in the pool."""
+    and a new thread replaces that one in the pool. `processes` is the pool of processes for calls that run in a
+    process."""
 
     def __init__(self, most: int, processes: Processes) -> None:
         self._slots, self._turns = asyncio.Semaphore(most), asyncio.Semaphore(processes.most)

@@ -66,7 +66,7 @@ class Answer(NamedTuple):
 
 class AgentSession:
     """The requests of one episode to the endpoint, and their completions as steps. `name` seeds the random draws of the
-    completions."""
+    completions, which `model` writes."""
 
     def __init__(self, name: str, model: Model) -> None:
         self.name, self.model = name, model
@@ -82,7 +82,8 @@ class AgentSession:
         return Trajectory(uid=self.name, steps=self.steps)
 
     async def chat(self, asked: ChatAsked) -> list[Answer]:
-        """Complete a chat `n` times, as the request `asked` says; return one answer for each completion.
+        """Complete the chat of the request `asked`, as often as its field `n` says; return one answer for each
+        completion.
 
         Raises:
             Refused: a message is malformed, or the prompt is too long.
@@ -103,8 +104,8 @@ class AgentSession:
         return found
 
     async def text(self, asked: TextAsked) -> list[list[Answer]]:
-        """Complete each prompt of a request `n` times; return a list of answers for each prompt. A prompt is a text or
-        a list of tokens.
+        """Complete each prompt of the request `asked`, as often as its field `n` says; return a list of answers for
+        each prompt. A prompt is a text or a list of tokens.
 
         Raises:
             Refused: a token is not in the model's vocabulary, or a prompt is too long.
@@ -205,7 +206,7 @@ class Endpoint:
     def begin(self) -> None:
         """Begin a round of episodes: set the count of attempts of each episode name to 0.
 
-        The count makes each attempt at an episode draw anew. Names repeat from round to round.
+        The count seeds the random draws of an attempt, so that each attempt at an episode gets draws of its own.
         """
         self._attempts.clear()
 
@@ -438,10 +439,11 @@ async def serve(
     header, at most the last 1024.
 
     Args:
-        make: makes the model of a session, from the session's key and a function that submits requests.
+        make: a function that returns the model of a session. It is called with the session's key and a coroutine
+            function that takes a request and returns the reply.
         decode: a function that completes a list of requests, and returns the replies in the same order.
         served: the model's name.
-        port: the port on loopback, see `Endpoint.serving`.
+        port: the port on loopback; 0 takes a free port.
         ready: a function that is called once, with the endpoint's connection.
         stopped: a function that is called every 0.1 seconds; it returns whether to stop.
     """

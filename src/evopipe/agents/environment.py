@@ -64,7 +64,10 @@ class BaseEnv(ABC):
 
 class MultiTurnEnvironment(BaseEnv):
     """A task of at most `max_turns` turns. Subclasses define the reward and the next observation in
-    `get_reward_and_next_obs`."""
+    `get_reward_and_next_obs`.
+
+    `task` is the task, a mapping, which is also the first observation.
+    """
 
     def __init__(self, task: dict[str, Any] | None = None, max_turns: int = 3) -> None:
         self.task, self.max_turns = task or {}, max_turns
@@ -88,7 +91,15 @@ class MultiTurnEnvironment(BaseEnv):
 
 
 class SingleTurnEnvironment(MultiTurnEnvironment):
-    """A task with one answer, whose reward is what `reward_fn` returns."""
+    """A task with one answer, whose reward is what `reward_fn` returns.
+
+    Args:
+        task: the task, a mapping, which is also the observation.
+        reward_fn: a reward function, called with the task and the answer.
+
+    Raises:
+        ValueError: there is no `reward_fn`.
+    """
 
     def __init__(self, task: dict[str, Any] | None = None, reward_fn: RewardFunction | None = None) -> None:
         super().__init__(task, max_turns=1)
@@ -107,6 +118,15 @@ class ToolEnvironment(BaseEnv):
     """An environment for `ToolAgent`, which executes the agent's tool calls and scores its answer with `reward_fn`.
 
     Tool calls have the reward 0. The episode ends with the answer, or after `max_turns` steps.
+
+    Args:
+        task: the task, a mapping, which is also the first observation.
+        tools: a function for each tool by name; it takes the input of a call and returns the output.
+        reward_fn: a reward function, called with the task and the answer as text.
+        max_turns: the most steps.
+
+    Raises:
+        ValueError: there is no `reward_fn`.
     """
 
     def __init__(
@@ -149,8 +169,8 @@ class GymEnvironment(BaseEnv):
         task: a mapping that may have a `seed`.
         id: the environment's id, as `gymnasium.make` takes it.
         actions: names of its discrete actions, in order; None passes actions to the environment unchanged.
-        show: a function that converts an observation to text; None for what `render` returns if `render_mode` is
-            `"ansi"`, else for `str`.
+        show: a function that converts an observation to text. None shows the text that `render` returns if
+            `render_mode` is `"ansi"`, and otherwise the observation by `str`.
         kwargs: arguments of `gymnasium.make`.
     """
 

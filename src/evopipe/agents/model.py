@@ -19,7 +19,13 @@ from evopipe.language.generate import before
 
 
 class Sampled(NamedTuple):
-    """Settings by which a completion's tokens are sampled; see `language.generate.Sampling`."""
+    """Settings by which a completion's tokens are sampled.
+
+    Attributes:
+        temperature: the divisor of the logits; 0 for the most likely token.
+        top_k: samples from the k most likely tokens; 0 for all.
+        top_p: samples from the most likely tokens whose probabilities sum to p; 1 for all.
+    """
 
     temperature: float = 1.0
     top_k: int = 0
@@ -212,8 +218,15 @@ class Model:
     ) -> list[ModelOutput]:
         """Return one completion of a prompt for each entry of `draws`.
 
-        An entry is a number that seeds the random draws of its completion; None takes the number of this call. For
-        `how` and for errors see `get_model_response`.
+        Args:
+            prompt: the prompt.
+            how: `max_tokens`, `temperature`, `top_k`, `top_p` and `stop` of these completions, if they differ from the
+                run's. Other keys are ignored.
+            draws: for each completion a number that seeds its random draws, or None for the number of this call.
+
+        Raises:
+            TerminationEvent: the prompt is longer than the run allows, or no token may be written.
+            ValueError: a setting is no number or out of its range; or `stop` is no text.
         """
         if len(prompt.ids) > self.limits.prompt:
             raise TerminationEvent(TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED)
@@ -260,7 +273,8 @@ class Model:
     def prompt(self, messages: str | Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
         """Return a chat or a text as the prompt of a completion.
 
-        If the chat continues an earlier chat of this episode, its stored tokens are used; see the class.
+        If the chat begins with an earlier chat of this episode and its completion, the stored tokens of both are used.
+        `tools` are the schemas of the tools that the model may call.
         """
         if isinstance(messages, str):
             return Prompt(self.tokens.base.prompt(messages, False, None))

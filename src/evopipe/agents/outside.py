@@ -77,9 +77,10 @@ class OutsideAgents:
     of the agents.
 
     Args:
-        flow: the agent, a function or a command, see `OutsideWorkflow`.
+        flow: the agent: a coroutine function or a function (task, connection), or a command as a list of words; see
+            `OutsideWorkflow` for what each returns.
         served: the name of the model at the endpoint.
-        reward_fn: a reward function, see `OutsideWorkflow`.
+        reward_fn: a reward function, called with the task and the text that a function returned or a command printed.
     """
 
     settle = 0.002

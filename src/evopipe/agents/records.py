@@ -89,7 +89,8 @@ def files_of(folder: Path, last: int | None = None) -> dict[str, Path]:
 
 
 def thin(folder: Path, last: int, kept: int) -> None:
-    """Delete old files of training rounds: of the rounds up to `last`, the newest `kept` files stay."""
+    """Delete the files of old training rounds in `folder`. The newest `kept` files of the rounds up to `last` stay, and
+    so do files of later rounds."""
     rounds = [path for path in sorted(folder.glob("train-*.jsonl")) if path.stem <= f"train-{last:06d}"]
     for path in rounds[:-kept]:
         path.unlink()

@@ -110,6 +110,9 @@ class Rounds:
         held: the tasks of validations.
         folder: the folder in which episodes are written; None to write none.
         outside: the server for agents that call the model over HTTP; None if there are no such agents.
+
+    Attributes:
+        threshold: None, because no task of this regime names a score at which it counts as solved.
     """
 
     warm = 0
@@ -208,8 +211,8 @@ class Rounds:
         return Limits(min(language.max_prompt, longest), language.max_completion, tuple(language.stop))
 
     def decoder(self, member: Member) -> Callable[[Sequence[Request]], list[Reply]]:
-        """Return a function that completes requests with a member's present weights, and with the random draws of
-        validations."""
+        """Return a function that takes a list of requests and returns their replies in the same order. Completions are
+        written with the present weights of `member`, and with the random draws of validations."""
         return partial(_decode, self.spec, self.spec.form_alone(member), Purpose.EVALUATE, 0)
 
     def check(self, done: Sequence[Done]) -> Sequence[Done]:
@@ -302,7 +305,7 @@ class Rounds:
 
         Raises:
             Stopped: the run is to end.
-            EnvironmentFailed: see `check`.
+            EnvironmentFailed: the share of failed episodes is above `agents.max_error_fraction`.
         """
         found: dict[tuple[int, int], list[Done]] = {}  # by member, and place of the task in the round
         for wave in range(1 + self.redraws):
@@ -458,11 +461,15 @@ class Rounds:
         ]  # fmt: skip
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """Evaluate members on held-out tasks, one task for each seed; return the rewards and lengths of episodes, see
-        `Regime.evaluate`.
+        """Evaluate the members of `cohorts` on held-out tasks, one task for each of `seeds` `[n]`; return the rewards
+        and lengths by member and task, `[P, n]`.
 
-        A failed episode counts as the lowest return that any episode of this evaluation reached. No member gains by
-        failing.
+        A failed episode counts as the lowest reward of any episode in this evaluation, so that no member gains by
+        failing. `stopped` is a function that returns whether to stop.
+
+        Raises:
+            Stopped: `stopped` returned True.
+            EnvironmentFailed: the share of failed episodes is above `agents.max_error_fraction`.
         """
         note = np.array_equal(seeds, self.spec.seeds(Purpose.EVALUATE, len(seeds)))  # no second look at one member
         index = held_out(seeds, len(self.held))
@@ -472,8 +479,8 @@ class Rounds:
         self, cohorts: Sequence[Cohort], tasks: Sequence[Mapping[str, Any]], index: Sequence[int],
         stopped: Callable[[], bool], note: bool = False,
     ) -> Episodes:  # fmt: skip
-        """Let all members play each task `agents.samples` times; return the mean rewards and the lengths, by member and
-        task.
+        """Let all members play each of `n` tasks `agents.samples` times; return the mean rewards and the lengths, by
+        member and task, `[P, n]`.
 
         Args:
             cohorts: the members.
@@ -484,7 +491,7 @@ class Rounds:
 
         Raises:
             Stopped: `stopped` returned True.
-            EnvironmentFailed: see `check`.
+            EnvironmentFailed: the share of failed episodes is above `agents.max_error_fraction`.
         """
         slots, k = sorted(slot for cohort in cohorts for slot in cohort.slots), self.agents.samples
         jobs = self.validation(tasks, slots, index)
@@ -558,7 +565,8 @@ def _length(one: Done) -> int:
 
 
 def own(value: Any) -> Any:
-    """Return a deep copy of a task's mappings and lists, which an episode may change."""
+    """Return a copy of a task's value, so that an episode may change it. Mappings and lists are copied at all depths;
+    other objects are shared."""
     if isinstance(value, Mapping):
         return {key: own(each) for key, each in value.items()}
     return [own(each) for each in value] if isinstance(value, list) else value

@@ -44,7 +44,13 @@ class TokenRow:
 
 
 class RoundTrajectory(NamedTuple):
-    """A trajectory of a round, the number of its task in the round, and whether members learn from it (`counts`)."""
+    """A trajectory of a round.
+
+    Attributes:
+        task: the number of the trajectory's task in the round.
+        trajectory: the trajectory.
+        counts: whether members learn from the trajectory.
+    """
 
     task: int  # which of the round's
     trajectory: Trajectory

@@ -61,8 +61,11 @@ _brood: ContextVar[Brood | None] = ContextVar("evopipe_brood", default=None)
 
 
 def task_of(loop: asyncio.AbstractEventLoop, work: Any, **how: Any) -> asyncio.Task[Any]:
-    """Return a new asyncio task for the coroutine `work`. If an episode's code creates the task, the task is registered
-    with the episode, which cancels it at its end."""
+    """Return a new asyncio task for the coroutine `work` in the event loop `loop`. If an episode's code creates the
+    task, the task is registered with the episode, which cancels the task at the episode's end.
+
+    `how` are further arguments of `asyncio.Task`.
+    """
     if (brood := _brood.get()) is None:
         return asyncio.Task(work, loop=loop, **how)
     task = asyncio.Task(_stepwise(work, brood.turns), loop=loop, **how)
@@ -78,10 +81,11 @@ async def _stepwise(work: Any, turns: Turns) -> Any:
 async def alone(
     work: Callable[[], Coroutine[Any, Any, _T]], turns: Turns, grace: float
 ) -> tuple[_T | None, Exception | Hung | None]:
-    """Run a coroutine function within the time limit of `turns`; return its result and None, or None and its exception.
+    """Run a coroutine function within a time limit; return its result and None, or None and its exception.
 
-    The exception is a TimeoutError if the time is up. At the end, tasks that the coroutine started are cancelled; a
-    task that does not end within `grace` seconds of being cancelled is abandoned.
+    `turns` is the context manager that is entered for each step of the coroutine; its method `left` returns the seconds
+    that remain. The exception is a TimeoutError if the time is up. At the end, tasks that the coroutine started are
+    cancelled; a task that does not end within `grace` seconds of being cancelled is abandoned.
     """
     brood = Brood(set(), turns)
     token = _brood.set(brood)

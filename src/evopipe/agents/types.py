@@ -247,7 +247,13 @@ class Episode:
 
 @dataclass
 class RewardOutput:
-    """The result of a reward function: the reward, whether the answer is correct (None if unknown), and metadata."""
+    """The result of a reward function.
+
+    Attributes:
+        reward: the reward.
+        metadata: further facts by name.
+        is_correct: whether the answer is correct; None if it is not known.
+    """
 
     reward: float
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -255,6 +261,7 @@ class RewardOutput:
 
 
 class RewardFunction(Protocol):
-    """The interface of a function that returns the reward of an action, or of a whole answer, to a task."""
+    """The interface of a reward function. It is called with the task, a mapping, and the agent's action or answer as
+    text, and returns the reward as a number or a `RewardOutput`."""
 
     def __call__(self, task_info: dict[str, Any], action: str) -> RewardOutput | float: ...

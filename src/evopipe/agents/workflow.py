@@ -28,7 +28,7 @@ class EpisodeRunner:
         threads: the engine's pool of threads.
         env_seconds: time limit of an environment's call; None for no limit.
         close_seconds: time limit of an environment's `close`.
-        lock: a lock that lets only one unsafe call run at a time.
+        lock: a lock for unsafe calls, of which only one may run at a time.
         told: a function that is called after each call.
     """
 
@@ -48,7 +48,7 @@ class EpisodeRunner:
             *args: its arguments.
             safe: whether other calls may run at the same time; False waits until no other unsafe call of the engine
                 runs.
-            **how: further arguments of `Threads.call`.
+            **how: the arguments `blocking`, `seconds` (the time limit) and `undo` of `Threads.call`.
         """
         self.running += 1
         try:
@@ -62,7 +62,7 @@ class EpisodeRunner:
 class Workflow(ABC):
     """The base class of workflows. A subclass defines in `run` what happens in one episode.
 
-    The episode's trajectories are those of the `Episode` that `run` returns. If `run` returns None, they are the
+    The episode's trajectories are those of the `Episode` that `run` returns. If `run` returns None, the episode has the
     committed trajectories (those that `commit` stored), and those of every agent that is an attribute of the workflow.
 
     Args:
@@ -135,8 +135,8 @@ class Workflow(ABC):
         self, name: str | None = None, agent: BaseAgent | None = None, trajectory: Trajectory | None = None,
         reset: bool = False,
     ) -> None:  # fmt: skip
-        """Store a copy of a trajectory, of an agent's or of one that is passed, as a part of the episode. A trajectory
-        without steps is not stored.
+        """Store a copy of a trajectory as a part of the episode: of the trajectory of `agent`, or of `trajectory`. A
+        trajectory without steps is not stored.
 
         Args:
             name: the name of the copy; None keeps the trajectory's name.
@@ -252,7 +252,16 @@ def _close_quietly(env: Any) -> None:
 
 class MultiTurnWorkflow(Workflow):
     """A workflow of one agent in one environment. The episode ends when the environment is done, or after `max_steps`
-    completions."""
+    completions.
+
+    Args:
+        agent_cls: the class of the agent.
+        env_cls: the class of the environment, which is made by its method `from_dict`.
+        agent_args: arguments of the agent's constructor.
+        env_args: arguments of the environment, which are added to those of the task.
+        max_steps: the most completions.
+        **kwargs: the arguments of `Workflow`.
+    """
 
     cumulative = False
 
@@ -325,18 +334,21 @@ class CumulativeWorkflow(MultiTurnWorkflow):
 
 
 class SingleTurnWorkflow(MultiTurnWorkflow):
-    """A workflow of one agent that writes a single completion."""
+    """A workflow of one agent that writes a single completion in one environment.
+
+    `agent_cls` and `env_cls` are the classes of both; `kwargs` are further arguments of `MultiTurnWorkflow`.
+    """
 
     def __init__(self, agent_cls: type[Any], env_cls: type[Any], **kwargs: Any) -> None:
         super().__init__(agent_cls, env_cls, **{**kwargs, "max_steps": 1})
 
 
 class FlowWorkflow(Workflow):
-    """A workflow made of a coroutine function, `async def flow(task, model)`. Its calls of the model are the steps of
-    one trajectory.
+    """A workflow made of a coroutine function, `async def flow(task, model)`. The function's calls of the model are the
+    steps of one trajectory.
 
-    The function returns a reward, a list of one reward for each call, a `Trajectory`, an `Episode`, or, if there is a
-    `reward_fn`, a text that it scores.
+    The function returns a reward, a list of one reward for each call, a `Trajectory` or an `Episode`. If there is a
+    `reward_fn`, the function may also return a text, which `reward_fn` scores, called with the task and the text.
     """
 
     def __init__(self, flow: Callable[..., Any], reward_fn: Callable[..., Any] | None = None, **kwargs: Any) -> None:
@@ -353,12 +365,16 @@ class FlowWorkflow(Workflow):
 def episode_of(found: Any, steps: list[Step], task: dict[str, Any], flow: Any) -> Episode:
     """Convert what a flow returned to an episode.
 
-    An `Episode` is returned unchanged, a `Trajectory` becomes the only one of its episode, a number is the reward of a
-    trajectory of `steps`, and a list has the reward of each of `steps`. `flow` is named in error messages.
+    Args:
+        found: what the flow returned. An `Episode` is returned unchanged. A `Trajectory` becomes the only one of its
+            episode. A number is the reward of a trajectory of `steps`. A list has the reward of each of `steps`.
+        steps: the flow's calls of the model, as steps.
+        task: the task.
+        flow: the flow, which error messages name.
 
     Raises:
         TypeError: the list has more or fewer rewards than there are steps.
-        ValueError: a reward is no finite number, see `number`.
+        ValueError: a reward is no number, not finite, or beyond ±1e16.
     """
     if isinstance(found, Episode):
         return found

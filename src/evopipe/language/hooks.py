@@ -245,8 +245,8 @@ def _score(base: Base, ids: Tensor, real: Tensor, width: int, entropy: bool) -> 
 
 @torch.no_grad()
 def reference(base: Base, text: Text) -> Tensor:
-    """Return the log-probabilities `[P, B, T]` of a text's last `T` tokens under the unchanged base; 0 after the last
-    token in `text.mask`."""
+    """Return the log-probabilities `[P, B, T]` of a text's last `T` tokens under the unchanged base; 0 where
+    `text.mask` is False."""
     _, scored = score(base, text)
     return scored.log_prob.masked_fill(~text.mask, 0.0)
 

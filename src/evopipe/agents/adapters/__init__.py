@@ -50,13 +50,16 @@ def chosen(environment: Any, named: Any, other: bool) -> AdaptedEnvironment | No
     Returns None if neither names an environment, if the class needs no adapter, or if `other` is true.
 
     Args:
-        environment: the program's environment, as `find` takes it; None if the program passes none.
+        environment: the program's environment: a class, a function that makes environments, or a text in the form of
+            `agents.environment`; None if the program passes none.
         named: the value of `agents.environment`; None if it is not set.
         other: whether the program makes its episodes by a workflow or a function instead of an environment.
 
     Raises:
-        ParamsError: both the program and the parameter name an environment; or see `find`.
-        MissingInputError, EnvironmentFailed: see `find`.
+        ParamsError: both the program and the parameter name an environment, the text names none of a known kind, or no
+            tool can be made of one of its methods.
+        MissingInputError: the kind needs a package that is not installed.
+        EnvironmentFailed: importing or making the environment raised an exception.
     """
     if named is None:
         return None if environment is None or other else find(environment, "env_class")

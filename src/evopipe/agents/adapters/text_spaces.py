@@ -84,8 +84,8 @@ def _number(value: Any) -> Any:
 
 
 def seeds(n: int, seed: int) -> list[dict[str, Any]]:
-    """Return `n` tasks, each `{"seed": …}` with a seed of its own; another `seed` (for n up to a million) gives other
-    tasks."""
+    """Return `n` tasks, each `{"seed": …}` with a seed of its own. The tasks of two values of `seed` have no task in
+    common, if `n` is at most a million."""
     return [{"seed": seed * 1_000_000 + i} for i in range(n)]
 
 

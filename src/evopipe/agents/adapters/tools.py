@@ -148,7 +148,7 @@ def judged(reward_fn: RewardFunction, task: dict[str, Any], answer: str) -> Any:
 
 
 def chat_of(prompt: Any, told: str) -> list[Message]:
-    """Return the messages of an episode's first observation: the row's prompt with the text `told` appended.
+    """Return the messages of an episode's first observation: the task's prompt with the text `told` appended.
 
     Args:
         prompt: a text or None, which becomes one message of the user; or a list of messages, of which the last one is
