@@ -246,8 +246,8 @@ class Threads:
             *args: its arguments.
             blocking: True for a thread, `"process"` for a process, False for neither.
             seconds: the time limit; None for no limit.
-            undo: a function that gets the result of a thread's call that returns only after its time limit; None for
-                none.
+            undo: a function that is called with the result if a thread's call returns only after its time limit; None
+                for no such function.
 
         Raises:
             TimeoutError: the call takes longer than `seconds`.

@@ -146,7 +146,8 @@ class RolloutEngine:
     """An engine that runs many episodes at once, within the limits of the settings `agents`.
 
     Args:
-        make: a function that makes the workflow of an episode from its model and runner.
+        make: a function that returns the workflow of an episode. It is called with the keyword arguments
+            `rollout_engine`, the episode's `Model`, and `executor`, its `EpisodeRunner`.
         tokens: the converter of chats to tokens.
         limits: the limits on tokens, for every completion.
         decode: a function that completes a list of requests, and returns the replies in the same order.

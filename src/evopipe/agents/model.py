@@ -128,7 +128,13 @@ def _key(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str
 
 @dataclass
 class Limits:
-    """Limits of a completion: the most tokens of its prompt and of the completion itself, and the texts that end it."""
+    """Limits of a completion.
+
+    Attributes:
+        prompt: the most tokens of the prompt.
+        response: the most tokens of the completion.
+        stop: the texts that end the completion.
+    """
 
     prompt: int
     response: int

@@ -105,7 +105,7 @@ class Rounds:
         spec: the run's configuration.
         clock: the counts of steps and ticks.
         agents: the settings of the block `agents`.
-        make: a function that makes the workflow of an episode.
+        make: a function that returns the workflow of an episode, see `RolloutEngine`.
         tasks: the tasks of training.
         held: the tasks of validations.
         folder: the folder in which episodes are written; None to write none.

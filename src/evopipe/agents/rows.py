@@ -148,8 +148,9 @@ class AdvantageSettings:
     """Settings by which advantages are computed from the rewards of trajectories.
 
     Attributes:
-        level: what is compared within a group: whole trajectories, with one advantage for all steps (`trajectory`) or
-            shared out among them (`step`); or each turn with the same turn of the others (`turn`).
+        level: what is compared within a group. `trajectory` compares whole trajectories, and each step has the
+            advantage of its trajectory. `step` divides that advantage equally among the trajectory's steps. `turn`
+            compares each turn with the same turn of the other trajectories.
         gamma: discount factor of the returns of turns, for `turn`.
         estimate: for each role the function (text, size of a group) → the text with advantages; the key `""` is for all
             other roles.

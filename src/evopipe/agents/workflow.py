@@ -168,8 +168,11 @@ class Workflow(ABC):
     def postprocess_episode(
         self, episode: Episode | None, task: dict[str, Any], uid: str, reason: TerminationReason | None
     ) -> Episode:
-        """Set an episode's id, task, rewards, metrics and termination reason after `run`; return the episode. If
-        `episode` is None, it is made of the collected trajectories."""
+        """Set an episode's id, task, rewards, metrics and termination reason after `run`; return the episode.
+
+        If `episode` is None, the episode is made of the collected trajectories. `reason` becomes the termination reason
+        if the episode has none; if `reason` is None, too, it is UNKNOWN.
+        """
         if episode is None:
             episode = Episode(trajectories=self.collect_trajectories())
         episode.id, episode.task = uid, task

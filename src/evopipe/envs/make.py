@@ -149,8 +149,8 @@ def _count_threads() -> int:
 
 
 def source_of(cfg: EnvConfig) -> list[Path]:
-    """Return the source files of an environment: files or package folders of the modules in `module:EnvId` and
-    `module:Wrapper`, each once; or its C file.
+    """Return the source files of an environment: the files or package folders of the modules that `module:EnvId` and
+    `module:Wrapper` name, each once. For an environment in C this is its C file.
 
     The modules must have been imported, as `make_env` does.
     """

@@ -29,7 +29,7 @@ _MASK = "action_mask"
 
 class TeamEnv(gymnasium.Env[Any, Any]):
     """A Gymnasium environment that wraps a PettingZoo ParallelEnv of several agents. Observations, actions and all
-    other values are dictionaries by agent; `ids` are the agents' names.
+    other values are dictionaries by agent. The attribute `ids` holds the agents' names.
 
     Args:
         parallel: the ParallelEnv.

@@ -509,8 +509,8 @@ def _digest_of_files(folder: Path) -> str:
 
 
 def stacked(rows: Sequence[Sequence[int]], pad: int, left: bool) -> tuple[Tensor, Tensor]:
-    """Pad rows of tokens to one length, on the left or on the right; return them, `[n, L]` int64, and a mask `[n, L]`
-    bool that is False for pads."""
+    """Pad rows of tokens to one length with the token `pad`, at the beginning if `left` is true, else at the end.
+    Return the tokens, `[n, L]` int64, and a mask `[n, L]` bool that is False for pads."""
     width = max((len(row) for row in rows), default=0)
     ids = torch.full((len(rows), width), pad, dtype=torch.int64)
     real = torch.zeros(len(rows), width, dtype=torch.bool)

@@ -24,8 +24,8 @@ class Shown:
 
     Attributes:
         text: the text, in which data is marked.
-        of: for each message whose content the text has unchanged and once, by the message's index, the range (start,
-            end) of the content's characters.
+        of: a mapping from the index of a message to the range (start, end) of its content's characters in the text.
+            Messages whose content the text does not show unchanged and exactly once are missing.
     """
 
     text: Marked

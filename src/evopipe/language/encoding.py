@@ -126,7 +126,8 @@ class Encoder:
     def tokens_from(self, text: Marked, at: int) -> list[int]:
         """Tokenise a whole text, and return only its tokens from the character `at` on.
 
-        If a token would lie on both sides of that character, the rest is tokenised separately, as a `continuation`.
+        If a token would begin before that character and end after it, the text from that character on is tokenised
+        separately, by the method `continuation`.
         """
         ids, offsets, place = self._tokens(text)
         cut = place[at]

@@ -46,8 +46,8 @@ class WeightDelta(NamedTuple):
     """The terms that `P` members add to the weight and bias of one of the base's modules.
 
     Attributes:
-        parts: the terms, `[P, rows, columns]` each, by kind of parameter; for the kinds see
-            `language.layers.BaseWeight`.
+        parts: the terms, `[P, rows, columns]` each, by the kind of the weight: `linear`, `conv`, `embedding`, `scale`
+            or `bias`.
     """
 
     parts: dict[str, Tensor]
@@ -111,7 +111,7 @@ def score(
     Args:
         base: the base model.
         text: the rows of `P` members.
-        entropy: whether entropies are computed too; see `core.net.score`.
+        entropy: whether the entropies of the tokens' distributions are computed too.
         hidden: whether the hidden states `[P, B, T, H]` that predict the last `T` tokens are returned too.
         active: a function that returns a context, see `adapting`; the default leaves the base unchanged.
         leaves: the tensors that the context uses and that need gradients; only needed with `rows_at_once`.

@@ -25,9 +25,9 @@ class BaseWeight(NamedTuple):
     normalisation layer, and `bias` [H]; V counts the tokens of the vocabulary, and H is the width of the hidden states.
 
     Attributes:
-        name: the name of the weight; in the list of layers for LoRA adapters, that of the layer.
+        name: the name of the weight. In the result of `linear_layers`, the name of the layer.
         kind: the kind of the weight in the first module that uses it.
-        shape: the shape; in the list of layers for LoRA adapters always (in, out).
+        shape: the shape of the weight. In the result of `linear_layers`, always (in, out).
         modules: a pair (module, kind) for each module that uses the weight; tied weights have two.
     """
 

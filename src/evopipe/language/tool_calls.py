@@ -141,8 +141,8 @@ def for_template(
 ) -> tuple[list[dict[str, Any]], list[Mapping[str, Any]]]:
     """Return messages and tools in the form that a chat template takes: arguments of calls are mappings.
 
-    If the template does not support tools, they are described in the system message, which is added if there is none;
-    and calls are written as text into the contents of their messages.
+    If the template does not support tools, the tools are described in the system message, which is added if there is
+    none, and calls are written as text into the contents of their messages.
     """
     shown = [dict(message) for message in messages]
     for message in shown:

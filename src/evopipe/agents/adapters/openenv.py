@@ -23,14 +23,14 @@ class OpenEnvironment(BaseEnv):
     """A session with an OpenEnv server, as an environment. A task holds the arguments of the server's `reset`, for
     example `{"seed": 7}`.
 
-    The agent sees the observation's field `show`, or the whole observation as JSON. Its completion becomes the action's
-    field `field`; a completion that is a JSON object becomes the whole action.
+    The agent sees the observation's field `show`, or the whole observation as JSON. The agent's completion becomes the
+    action's field `field`; a completion that is a JSON object becomes the whole action.
 
     Args:
         url: the server's address, `ws://host:port` or `wss://host:port`, with the path `/ws`.
         field: the field of the action that a text is put into.
-        show: the field of the observation that the agent sees; None shows the only text field, or else the whole
-            observation.
+        show: the field of the observation that the agent sees. None shows the observation's text field if it has
+            exactly one, and otherwise the whole observation.
         seconds: time limit for each answer of the server.
         task: the arguments of `reset`.
     """

@@ -52,8 +52,8 @@ class Symbols(Schema):
         return self.alphabet + "="
 
     def rows(self, rng: np.random.Generator, n: int) -> list[dict[str, Any]]:
-        """Make rows of random prompts, without duplicates if there are enough of them. The two completions of a pair
-        differ; a row has no pair if its operations all give the same."""
+        """Make `n` rows of random prompts, without duplicates if there are enough different ones. A row has a pair
+        `chosen` and `rejected` only if there is a worse result, as `worse` says, that differs from the right answer."""
         rows: list[dict[str, Any]] = []
         seen: set[str] = set()
         for _ in range(n):
