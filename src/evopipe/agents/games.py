@@ -136,8 +136,8 @@ class FrozenLake(BaseEnv):
         return "\n".join("".join(row) for row in rows)
 
     def moved(self, place: tuple[int, int], move: tuple[int, int]) -> tuple[int, int]:
-        """Return the place (row, column) that a move leads to without a slip. A move off the lake returns `place`
-        unchanged."""
+        """Return the place (row, column) to which a move (rows down, columns right) leads without a slip. A move off
+        the lake returns `place` unchanged."""
         r, c = place[0] + move[0], place[1] + move[1]
         return (r, c) if 0 <= r < len(self.map) and 0 <= c < len(self.map[0]) else place
 

@@ -99,7 +99,7 @@ class Tokens:
             tools: the tools that the model may call.
 
         Returns:
-            The tokens, or None if the template does not show each completion exactly once; see `Base.between`.
+            The tokens, or None if there is no chat template, or if it does not show each completion exactly once.
         """
         held = [dict(message) for message in messages]
         for place in replies:

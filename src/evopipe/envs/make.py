@@ -180,7 +180,8 @@ def is_team(cfg: EnvConfig) -> bool:
     registered with PettingZoo (`home/name-v0`). An id that is registered with Gymnasium is no team.
 
     Raises:
-        ParamsError, EnvironmentFailed: importing the module failed, see `make_env`.
+        ParamsError: the module of the id does not exist.
+        EnvironmentFailed: importing the module raised an exception, or did not end in time.
     """
     if ":" not in cfg.id and not OF_PETTINGZOO.fullmatch(cfg.id):  # nothing need be imported
         return False
@@ -194,7 +195,10 @@ def is_team(cfg: EnvConfig) -> bool:
 
 
 def team_function(env_id: str) -> Callable[..., Any]:
-    """Return the function that makes the team (the environment of several agents) with this id; for ids see `is_team`.
+    """Return the function that makes the team (the environment of several agents) with this id.
+
+    An id is `module:function`, a module of PettingZoo or mpe2 (`name_v0`), or one that is registered with PettingZoo
+    (`home/name-v0`).
 
     Raises:
         ParamsError: the id names no team.

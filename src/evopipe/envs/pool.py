@@ -212,7 +212,8 @@ class EnvPool:
         return self.receive()
 
     def send(self, actions: npt.ArrayLike, rows: npt.ArrayLike | None = None) -> None:
-        """Start a step (see `step`), which `receive` finishes. The caller may compute in between.
+        """Start a step, which `receive` finishes, with the arguments of `step`: `actions` `[n, …]` in the algorithm's
+        encoding, and the environments `rows` `[n]`, all if None. The caller may compute in between.
 
         Before `receive`, `obs`, `mask`, `episode_return`, `episode_length` and `state()` do not change, and no other
         method than `receive` and `close` may be called.
@@ -242,7 +243,8 @@ class EnvPool:
 
         Raises:
             UsageError: no step is running.
-            EnvironmentFailed: see `step`. The pool's arrays are then as before the step.
+            EnvironmentFailed: an environment raised an exception, or returned a value of a wrong type or shape. The
+                pool's arrays are then as before the step.
         """
         if self._sent is None:
             raise UsageError("the pool has no step to receive: call send(actions) first")

@@ -49,7 +49,8 @@ class Begun(NamedTuple):
         obs: `[n, O]`, the observations.
         mask: `[n, A]`, the legal actions; None if the environment has no masks.
         alive: `[n, K]`, for a team: the agents that act first; None if all act.
-        forced: `[n, K, …]`, for a team: actions that the environment sets itself, see `RowStep`.
+        forced: `[n, K, …]`, for a team: first actions that the environment sets itself, NaN where the policy chooses;
+            None if it never sets any.
     """
 
     obs: Floats

@@ -188,7 +188,8 @@ class ObservationSpace:
             The rows `[n, O]` float32, and whether `obs` was a single observation; then n is 1.
 
         Raises:
-            ValueError: see `row`.
+            ValueError: an observation does not fit the space. The error's text is written to follow the word
+                "returned".
         """
         arrays = [leaf.find(obs) for leaf in self.leaves]
         single = arrays[0].ndim == len(self.leaves[0].shape)

@@ -102,7 +102,8 @@ class TeamRows:
         self._giving: dict[int, set[int]] = {row: set() for row in numbers}  # of those who give masks in this episode
 
     def reset(self, rows: Ints, seeds: Ints, upcoming: Upcoming = None) -> Begun:
-        """Begin an episode in the environments `rows` `[n]`, each from its own seed `[n]`. See `Rows.reset`."""
+        """Begin an episode in the environments `rows` `[n]`, each from its own seed `[n]`; return the first
+        observations, the masks, and which agents act first."""
         seen = _Seen(self._space, len(rows), self._forces)
         with calling(self._guard, self._turn, "reset"):
             for i, (row, seed) in enumerate(zip(rows.tolist(), seeds.tolist(), strict=True)):
@@ -122,8 +123,8 @@ class TeamRows:
         """Do nothing, because `receive` steps these environments."""
 
     def receive(self, rows: Ints, actions: Actions) -> RowStep:
-        """Step the environments `rows` `[n]` with actions `[n, K, …]` in the algorithm's encoding; actions of agents
-        that are not alive are ignored. See `Rows.receive`."""
+        """Step the environments `rows` `[n]` with actions `[n, K, …]` in the algorithm's encoding; return the
+        results. Actions of agents that are not alive are ignored."""
         seen, ids = _Seen(self._space, len(rows), self._forces), self._space.ids
         own, turn = self._space.own_each(actions), self._turn
         with calling(self._guard, turn, "step"):

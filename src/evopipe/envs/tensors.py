@@ -422,7 +422,8 @@ class TensorRows:
         self._pool = pool
 
     def reset(self, rows: Ints, seeds: Ints, upcoming: Upcoming = None) -> Begun:
-        """Begin an episode in the environments `rows` `[n]`, each from its own seed `[n]`. See `RowStepper.reset`."""
+        """Begin an episode in the environments `rows` `[n]`, each from its own seed `[n]`; return the first
+        observations and masks."""
         self._pool.reset(rows, seeds)
         return Begun(self._pool.obs.numpy()[rows], None)
 
@@ -430,7 +431,7 @@ class TensorRows:
         """Do nothing, because `receive` steps these environments."""
 
     def receive(self, rows: Ints, actions: Actions) -> RowStep:
-        """Take the step, and return its results. See `RowStepper.receive`."""
+        """Step the environments `rows` `[n]` with actions `[n, …]` in the algorithm's encoding; return the results."""
         step = self._pool.step(torch.tensor(actions), torch.tensor(rows))
         obs, reward, terminated, truncated = (part.numpy() for part in step)
         if self._pool.team is None:

@@ -82,7 +82,7 @@ class LoRA:
 
     def initialise(self, widths: Widths, rng: Any) -> Tensor:
         """Draw first weights: A from U(−1/√in, 1/√in), as PEFT does; B is 0, so that the member starts as the base
-        model."""
+        model. Return a flat row, a vector of all weights; `rng` is a NumPy generator."""
         row = torch.zeros(self.size(widths))
         for name, part in self.named(widths, row).items():
             if name.endswith(".a"):
@@ -102,7 +102,8 @@ class LoRA:
         """Yield the possible mutations of the architecture: a rank that is higher by 1, 2 or 4, up to
         `bounds.max_nodes`.
 
-        Such a mutation changes no output, because the new rows of B are 0.
+        Such a mutation changes no output, because the new rows of B are 0. `networks`, the widths of the member's
+        networks, have no effect.
         """
         for more in (1, 2, 4):
             if self.rank + more <= bounds.max_nodes:

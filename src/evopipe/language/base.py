@@ -160,7 +160,7 @@ class Base:
             system: the system message, or for a plain text its beginning; None for none. Special tokens in it take
                 effect.
             go_on: whether the model continues the last message instead of beginning its own.
-            tools: the schemas of tools that the template shows, see `chats.show`.
+            tools: the schemas of tools that the template shows, in the form of OpenAI's API.
 
         Raises:
             DataError: there is no chat template, or it refuses the messages.
@@ -297,6 +297,8 @@ def load_base(cfg: LanguageConfig, seed: int, device: torch.device | None = None
     """Load the base model that the block `language` (`cfg`) names, or make a tiny one whose weights are drawn with
     `seed`.
 
+    `device` is the device of the model, None for the CPU.
+
     Raises:
         MissingInputError: the extra `language` is not installed; or the folder or hub id does not exist, or lacks a
             file.
@@ -318,8 +320,8 @@ def load_base(cfg: LanguageConfig, seed: int, device: torch.device | None = None
 def base_of(name: str, model: Any, tokenizer: Any, digest: str, device: torch.device) -> Base:
     """Return a base made of a model and a tokenizer of `transformers`. The model's weights are frozen.
 
-    `name` is the model's name in messages, and `digest` a hash that identifies the model. With None as `tokenizer`, the
-    base cannot convert text until `with_tokenizer` adds one.
+    `name` is the model's name in messages, `digest` a hash that identifies the model, and `device` the device to which
+    the model is moved. With None as `tokenizer`, the base cannot convert text until `with_tokenizer` adds one.
 
     Raises:
         DataError: model and tokenizer do not belong together, or no token ends a text.

@@ -100,8 +100,8 @@ def unpaired(rows: Sequence[Row]) -> list[Row]:
 
 
 def check_rows(rows: Sequence[Any], form: str, where: str) -> None:
-    """Check that there is at least one row, and that each row has the fields of `form`; see `check_row`. Error messages
-    begin with `where` and number rows from 1.
+    """Check that there is at least one row, and that each row has the fields of its form: `reasoning`, `preference`,
+    `labelled`, `supervised` or `games`. Error messages begin with `where` and number rows from 1.
 
     Raises:
         DataError: a row does not have the form, or there are no rows.
@@ -180,7 +180,7 @@ def read_jsonl(path: Path, form: str, check: Callable[[Row, str], None] | None =
 
     Args:
         path: the file.
-        form: the form of the rows, see `check_row`.
+        form: the form of the rows: `reasoning`, `preference`, `labelled`, `supervised` or `games`.
         check: a function that is called with each row and its place (`file:line`), and may raise DataError.
 
     Raises:
@@ -233,7 +233,7 @@ def read_datasets(name: str, split: str, columns: Mapping[str, str], form: str, 
         name: the folder or id.
         split: the split's name.
         columns: a mapping from field names to the dataset's columns, for those that differ.
-        form: the form of the rows, see `check_row`.
+        form: the form of the rows: `reasoning`, `preference`, `labelled`, `supervised` or `games`.
         subset: the configuration of the dataset; None for the default.
 
     Raises:

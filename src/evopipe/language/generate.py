@@ -89,7 +89,7 @@ def generate(
 
     Args:
         base: the base model.
-        active: a function that returns a context in which the base computes as the members do, see `hooks.adapting`.
+        active: a function that returns a context in which the base computes with the members' changes.
         ids: the prompts' tokens `[P, B, L]`, padded on the left.
         real: `[P, B, L]` bool, False for pads.
         group: completions of each prompt.

@@ -114,7 +114,8 @@ class GPT:
         """Draw first weights from normal distributions with deviation 0.5 for embeddings, 0.02 for outputs, and 1 /
         √inputs elsewhere.
 
-        The deviation of layers that add to the residual stream is divided by √(2 · layers).
+        The deviation of layers that add to the residual stream is divided by √(2 · layers). The result is a flat row, a
+        vector of all weights; `rng` is a NumPy generator.
         """
         row = torch.zeros(self.size(widths))
         for name, part in self.named(widths, row).items():
@@ -137,7 +138,8 @@ class GPT:
         """Yield the possible mutations of the architecture: one layer more or fewer, and other numbers of heads or
         feed-forward nodes.
 
-        Layers and nodes stay within their own `bounds`, heads within the bounds of channels.
+        Layers and nodes stay within their own `bounds`, heads within the bounds of channels. `networks`, the widths of
+        the member's networks, have no effect.
         """
         n = len(self.layers)
         if n < bounds.max_layers:
@@ -162,10 +164,16 @@ class GPT:
         return replace(self, layers=tuple(blocks))
 
     def carry(self, new: GPT, widths: Widths, kind: str, row: Tensor, rng: Any) -> Tensor:
-        """Return a parent's flat row as a flat row of the mutated architecture `new`.
+        """Return a parent's flat row (a vector of all weights) as a flat row of the mutated architecture `new`.
 
-        If `kind` is "parameters", new weights are drawn, but new parts add 0 to the residual stream at first, so that
-        the outputs are unchanged. For the optimiser's "moments" and other kinds, new entries are 0.
+        Args:
+            new: the mutated architecture.
+            widths: the input and output widths of the network.
+            kind: what the row holds. For `parameters`, new weights are drawn, but new parts add 0 to the residual
+                stream at first, so that the outputs are unchanged. For other kinds, such as the optimiser's `moments`,
+                new entries are 0.
+            row: the parent's row.
+            rng: the NumPy generator that draws new weights.
         """
         carried = new.initialise(widths, rng) if kind == "parameters" else torch.zeros(new.size(widths))
         held = self.named(widths, row)

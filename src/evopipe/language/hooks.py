@@ -113,7 +113,8 @@ def score(
         text: the rows of `P` members.
         entropy: whether the entropies of the tokens' distributions are computed too.
         hidden: whether the hidden states `[P, B, T, H]` that predict the last `T` tokens are returned too.
-        active: a function that returns a context, see `adapting`; the default leaves the base unchanged.
+        active: a function that returns a context in which the base computes with the members' changes; the default
+            leaves the base unchanged.
         leaves: the tensors that the context uses and that need gradients; only needed with `rows_at_once`.
 
     Returns:
@@ -148,8 +149,8 @@ def score(
 
 
 def take(x: Tensor, rows: Tensor) -> Tensor:
-    """Select rows of `x`, `[P, B]` or `[P, B, L]`, by each member's indices `rows` `[P, b]`; return `[P, b]` or `[P, b,
-    L]`."""
+    """Select `b` of the `B` rows of each of `P` members. `x` is `[P, B]` or `[P, B, L]`, `rows` `[P, b]` are the
+    indices of the rows, and the result is `[P, b]` or `[P, b, L]`."""
     return x.gather(1, rows if x.ndim == 2 else rows[..., None].expand(-1, -1, x.shape[-1]))
 
 

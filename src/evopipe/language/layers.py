@@ -118,8 +118,8 @@ def parts_of(self: Any, widths: Widths, row: Tensor) -> dict[str, Tensor]:
 
 
 def split(row: Tensor, shapes: Shapes) -> dict[str, Tensor]:
-    """Return views of the matrices in a flat row, by name. Numbers at the end of the row that belong to no matrix are
-    ignored."""
+    """Return views of the matrices in a flat row, by name. `shapes` has the shape of each matrix by name, in the order
+    of the row. Numbers at the end of the row that belong to no matrix are ignored."""
     parts = row[: numbers(shapes)].split([math.prod(shape) for shape in shapes.values()])
     return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
 
@@ -164,8 +164,8 @@ def repeat(self: Any, times: int) -> Any:
 
 
 def views_of(of: ViewOf, shapes: Shapes) -> list[Tensor]:
-    """Return the matrices of these shapes in all members' rows, `[P, rows, columns]` each; a vector is a matrix with
-    one row.
+    """Return the matrices of these shapes (by name, in their order in a row) in all members' flat rows, `[P, rows,
+    columns]` each. A vector is a matrix with one row.
 
     `of` is a function (start, rows, columns) → the view `[P, rows, columns]` of the numbers from `start` on in each
     member's row.

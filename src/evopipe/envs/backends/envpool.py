@@ -50,8 +50,8 @@ class EnvpoolRows:
         self._observations, self._actions = self._check(spaces)
 
     def reset(self, rows: Ints, seeds: Ints, upcoming: Upcoming = None) -> Begun:
-        """Begin an episode in each of these rows, in an environment of envpool that was constructed with the episode's
-        seed. See `RowStepper.reset`."""
+        """Begin an episode in each of these rows `[n]`, in an environment of envpool that was constructed with the
+        episode's seed; return the first observations and masks."""
         if any(not self._spares.get(seed) for seed in seeds.tolist()):
             self._restock(seeds, upcoming)
         for row, seed in zip(rows.tolist(), seeds.tolist(), strict=True):
@@ -70,7 +70,7 @@ class EnvpoolRows:
         return Begun(observations, None)
 
     def send(self, rows: Ints, actions: Actions) -> None:
-        """Start a step in envpool's threads. See `RowStepper.send`."""
+        """Start a step of these rows `[n]` in envpool's threads, with actions `[n, …]` in the algorithm's encoding."""
         if np.array_equal(rows, self._all):
             self._groups = self._sent = self._groups or self._by_batch(rows)
         else:
@@ -81,7 +81,7 @@ class EnvpoolRows:
             batch.send(chosen[where], places[where])
 
     def receive(self, rows: Ints, actions: Actions) -> RowStep:
-        """Finish the step, and return its results. See `RowStepper.receive`."""
+        """Finish the step that `send` started with the same arguments, and return its results."""
         places, n = self._place[rows], len(rows)
         obs, reward = np.empty((n, self._observations.size), np.float32), np.empty(n, np.float32)
         terminated, truncated = np.empty(n, np.bool_), np.empty(n, np.bool_)

@@ -125,8 +125,9 @@ class _Rewarded(NamedTuple):
 def rewards(score: Score, rows: Sequence[Mapping[str, Any]], completions: Sequence[str], seconds: float) -> _Rewarded:
     """Score completions, one for each row; return the rewards, and how many scores failed.
 
-    A score fails, and its reward is 0, if the function raises an exception, takes longer than `seconds` (in the main
-    thread, see `Watchdog`), or returns no finite float32. The function gets a copy of the row.
+    `score` is a function (row, completion) → reward, which gets a copy of the row. A score fails, and its reward is 0,
+    if the function raises an exception, takes longer than `seconds`, or returns no finite float32. The time is limited
+    only in the main thread.
     """
     values = np.zeros(len(completions))
     failed, first = 0, None

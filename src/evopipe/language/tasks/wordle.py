@@ -223,7 +223,8 @@ class Wordle(Schema):
         that the player wrote), `reward` and `done`, `[n, L]` each.
 
         Raises:
-            DataError: a game is impossible, see `check`; the message begins with `where` and the game's number, from 1.
+            DataError: a game is impossible or unfinished; the message begins with `where` and the game's number, from
+                1.
         """
         for number, row in enumerate(rows, start=1):
             self.check(row, f"{where}:{number}")
