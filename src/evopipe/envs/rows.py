@@ -292,8 +292,9 @@ class calling:  # noqa: N801  # a context, like those of `contextlib`
 
 
 def read_mask(row: int, actions: ActionSpace, given: Any, whose: str = "") -> Bools:
-    """Check the action mask that an environment returned, and convert it to bool `[A]`. The message of the error names
-    the environment's `row`, and the agent as `whose`.
+    """Check the action mask `given` that an environment returned, and convert it to bool `[A]`.
+
+    The error names the environment by its `row` in the pool, and an agent of a team by the text `whose`.
 
     Raises:
         Fault: the mask does not fit the actions.
@@ -332,8 +333,9 @@ def floats(rewards: Sequence[Any]) -> npt.NDArray[np.float64]:
 
 
 def number(row: int, reward: Any, whose: str = "") -> float:
-    """Convert a reward that is no plain number, such as a NumPy scalar, to a float. The message of the error names the
-    environment's `row`, and the agent as `whose`.
+    """Convert a reward that is no plain number, such as a NumPy scalar, to a float.
+
+    The error names the environment by its `row` in the pool, and an agent of a team by the text `whose`.
 
     Raises:
         Fault: the reward cannot be converted.

@@ -56,8 +56,8 @@ def chosen(environment: Any, named: Any, other: bool) -> AdaptedEnvironment | No
         other: whether the program makes its episodes by a workflow or a function instead of an environment.
 
     Raises:
-        ParamsError: both the program and the parameter name an environment, the text names none of a known kind, or no
-            tool can be made of one of its methods.
+        ParamsError: the parameter names an environment although the program passes an environment, workflow or
+            function; the text names no environment of a known kind; or no tool can be made of a method.
         MissingInputError: the kind needs a package that is not installed.
         EnvironmentFailed: importing or making the environment raised an exception.
     """

@@ -91,7 +91,7 @@ def code(guess: np.ndarray, word: np.ndarray) -> np.ndarray:
 
 
 class WordGames:
-    """The state of `rows` running Wordle games. A game has no fixed secret: each guess is answered for a word that is
+    """The state of `R` running Wordle games, whose number is the argument `rows`. A game has no fixed secret: each guess is answered for a word that is
     drawn among those that agree with all earlier colours."""
 
     def __init__(self, vocabulary: Vocabulary, rows: int) -> None:
@@ -100,13 +100,12 @@ class WordGames:
         self.over = np.zeros(rows, bool)
 
     def guess(self, guesses: np.ndarray, chance: np.ndarray) -> np.ndarray:
-        """Make one guess in each game; return the codes of the colours `[R]`, −1 for no colours.
+        """Make one guess in each game; return the codes of the colours `[R]`, −1 for no colours. Games that are over do
+        not change.
 
         Args:
             guesses: `[R]` indices of words, −1 for a text that is no word.
             chance: `[R]` random numbers in [0, 1), which draw the secret words.
-
-        Games that are over do not change.
         """
         codes = np.full(len(guesses), -1)
         rows = np.flatnonzero(~self.over & (guesses >= 0))
