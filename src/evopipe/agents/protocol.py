@@ -239,7 +239,8 @@ def answer(said: Spoken, ids: Sequence[str]) -> dict[str, Any]:
 
 
 def log_probs(base: Base, out: ModelOutput) -> list[dict[str, Any]]:
-    """Return a completion's tokens with their log-probabilities, in the form that OpenAI's API has for chats."""
+    """Return a completion's tokens with their log-probabilities, in the form that OpenAI's API has for chats. `base`
+    has the tokenizer."""
     texts = [base.show([token]) for token in out.completion_ids]
     return [
         {"token": text, "logprob": _finite(value), "bytes": list(text.encode("utf-8", "replace")), "top_logprobs": []}
@@ -249,7 +250,7 @@ def log_probs(base: Base, out: ModelOutput) -> list[dict[str, Any]]:
 
 def text_log_probs(base: Base, out: ModelOutput) -> dict[str, Any]:
     """Return a completion's tokens with their log-probabilities, in the form that OpenAI's API has for text
-    completions."""
+    completions. `base` has the tokenizer."""
     texts = [base.show([token]) for token in out.completion_ids]
     offsets = [sum(map(len, texts[:i])) for i in range(len(texts))]
     values = [_finite(value) for value in out.logprobs]

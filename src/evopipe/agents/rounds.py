@@ -461,8 +461,8 @@ class Rounds:
         ]  # fmt: skip
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """Evaluate the `P` members of `cohorts` on held-out tasks, one task for each of `seeds` `[n]`; return the rewards
-        and lengths by member and task, `[P, n]`.
+        """Evaluate the `P` members of `cohorts` on held-out tasks, one task for each of `seeds` `[n]`; return the
+        rewards and lengths by member and task, `[P, n]`.
 
         A failed episode counts as the lowest reward of any episode in this evaluation, so that no member gains by
         failing. `stopped` is a function that returns whether to stop.
@@ -479,8 +479,8 @@ class Rounds:
         self, cohorts: Sequence[Cohort], tasks: Sequence[Mapping[str, Any]], index: Sequence[int],
         stopped: Callable[[], bool], note: bool = False,
     ) -> Episodes:  # fmt: skip
-        """Let all `P` members play each of `n` tasks `agents.samples` times; return the mean rewards and the lengths, by
-        member and task, `[P, n]`.
+        """Let all `P` members play each of `n` tasks `agents.samples` times; return the mean rewards and the lengths,
+        by member and task, `[P, n]`.
 
         Args:
             cohorts: the members.

@@ -339,7 +339,10 @@ class CumulativeWorkflow(MultiTurnWorkflow):
 class SingleTurnWorkflow(MultiTurnWorkflow):
     """A workflow of one agent that writes a single completion in one environment.
 
-    `agent_cls` and `env_cls` are the classes of both; `kwargs` are further arguments of `MultiTurnWorkflow`.
+    Args:
+        agent_cls: the class of the agent.
+        env_cls: the class of the environment.
+        **kwargs: further arguments of `MultiTurnWorkflow`, except `max_steps`, which is 1.
     """
 
     def __init__(self, agent_cls: type[Any], env_cls: type[Any], **kwargs: Any) -> None:

@@ -132,8 +132,8 @@ def place(source: Tensor, target: Tensor) -> None:
 
 
 def pack(self: Any, rows: Sequence[Tensor]) -> Tensor:
-    """Stack the flat rows of `P` members, each of its own architecture, as one tensor `[P, N]`. Each matrix is padded
-    with zeros to its shape in `self.shapes`.
+    """Stack the flat rows of `P` members, each of its own architecture, as one tensor `[P, N]` with rows of `N`
+    numbers. Each matrix is padded with zeros to its shape in `self.shapes`.
 
     `self` is the structure of the members. Classes use this function as their method `Structure.pack`.
     """

@@ -207,7 +207,7 @@ def _head(folder: Path, about: Mapping[str, Any], base: Base) -> tuple[Tensor, T
 
 
 def load_reward(folder: Path, device: torch.device | None = None) -> LanguagePolicy:
-    """Load an exported reward model from its folder.
+    """Load an exported reward model from its folder. `device` is the device of the model, None for the CPU.
 
     Raises:
         MissingInputError: the folder, or a file of it, is missing.

@@ -22,8 +22,8 @@ Logits = Callable[[Mapping[str, Tensor]], Tensor]
 class Writer:
     """A callable object that chooses the next token of every game: of `n` games of each of `P` members.
 
-    It is called with the tokens of the games so far `[P · n, L]`, their numbers `[P · n]`, and the number of tokens in
-    a turn, and returns tokens `[P · n]`.
+    It is called with the tokens of the games so far, `[P · n, L]`, the number of tokens in each game, `[P · n]`, and
+    the number of tokens in a turn. It returns a token for each game, `[P · n]`.
 
     Keys and values of earlier tokens are cached, so that no token is computed twice. A game's random draws depend only
     on its own seed and the token's position. Members are therefore compared on the same draws.
@@ -117,8 +117,8 @@ def joint_writer(
 ) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     """Return one function that chooses the next tokens of the games of several writers.
 
-    The function takes the tokens of all `R` games so far, `[R, L]`, and their numbers, `[R]`, and returns a token for
-    each game, `[R]` int64.
+    The function takes the tokens of all `R` games so far, `[R, L]`, and the number of tokens in each game, `[R]`. It
+    returns a token for each game, `[R]` int64.
 
     Args:
         writers: pairs of a writer and the indices of the games that it plays.

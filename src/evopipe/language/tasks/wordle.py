@@ -141,8 +141,9 @@ class Wordle(Schema):
     def play(self, seeds: np.ndarray, act: Act) -> PlayedGames:
         """Play one game for each of `seeds` `[R]`, all at once; return the results.
 
-        `act` is called with the tokens so far, `[R, L]`, and their numbers `[R]`, and returns the next letter of every
-        game, `[R]`; for a finished game its value is ignored. A game depends only on its own seed and guesses.
+        `act` is a function that chooses letters. It takes the tokens of the games so far, `[R, L]`, and the number of
+        tokens in each game, `[R]`, and returns the token of the next letter of every game, `[R]`; the letter of a
+        finished game is ignored. A game depends only on its own seed and guesses.
         """
         vocabulary, n = self.vocabulary, len(seeds)
         games = WordGames(vocabulary, n)

@@ -91,8 +91,11 @@ def code(guess: np.ndarray, word: np.ndarray) -> np.ndarray:
 
 
 class WordGames:
-    """The state of `R` running Wordle games, whose number is the argument `rows`. A game has no fixed secret: each guess is answered for a word that is
-    drawn among those that agree with all earlier colours."""
+    """The state of `R` running Wordle games, whose number is the argument `rows`.
+
+    A game has no fixed secret: each guess is answered for a word that is drawn among those that agree with all earlier
+    colours.
+    """
 
     def __init__(self, vocabulary: Vocabulary, rows: int) -> None:
         self.vocabulary = vocabulary
