@@ -49,7 +49,8 @@ def address(pointer: Any) -> int:
 
 
 class Struct:
-    """The packer of one struct type of the headers: it converts field values to bytes and to pointers.
+    """The packer of one struct type of the headers: it converts field values to bytes and to pointers. `name` is the
+    struct's name in the headers.
 
     Pointer fields take addresses, and nested structs take bytes that `packed` returned. The caller must keep alive what
     the pointer fields refer to.
@@ -88,8 +89,8 @@ class Struct:
         return self.pack(*(named | values).values())
 
     def pointer(self, packed: bytes) -> Any:
-        """Return a pointer to a struct with these bytes, as `packed` returned them. The pointer keeps the bytes
-        alive."""
+        """Return a pointer to a struct with the bytes `packed`, which the method `packed` returned. The pointer keeps
+        the bytes alive."""
         return self._point(self._pointer, packed)
 
 

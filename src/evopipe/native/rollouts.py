@@ -23,7 +23,7 @@ class Ticks(NamedTuple):
     The kernels change the tensors in place, except `slots` and `keys`.
 
     Attributes:
-        pool: all environments, see `native.environment.States.packed`.
+        pool: the C struct of all environments, see `native.environment.States.packed`.
         slots: `[P]` int64, each member's place in the population, which says where its rows are.
         keys: `[P]` int64, the members' random keys.
         first: the number of the first tick, the counter of random draws.
@@ -35,8 +35,8 @@ class Ticks(NamedTuple):
         memory: `[P, many + 1, E, M]`, the recurrent states before each step.
         remembered: `[P, E, M]`, the recurrent state before the first tick, and afterwards that after the last.
         returns: the returns of running episodes `[R]`, then the sums and counts of ended episodes' returns and the
-            counts of broken steps, `[slots]` each; None if they are not needed.
-        broken: `[P]` int64, counts steps with a number that is not finite; None if there cannot be any.
+            counts of broken steps (with a number that is not finite), `[slots]` each; None if they are not needed.
+        broken: `[P]` int64, each member's count of broken steps; None if no step can be broken.
         normalise: the normalisation of observations and rewards; None for none.
     """
 
@@ -56,10 +56,14 @@ class Ticks(NamedTuple):
 
 
 def play(cfg: Any, state: Any, ticks: Ticks) -> Callable[[], None] | None:
-    """Return a function that makes members act in environments in C for these ticks (steps); None if the kernels
-    cannot.
+    """Return a function that lets members act in environments in C for some ticks (steps); None if the kernels cannot.
 
-    The function takes no arguments. `cfg` and `state` are the algorithm's configuration and state.
+    The returned function takes no arguments and returns nothing. It writes the steps, their results and the counts into
+    the tensors of `ticks`.
+
+    Args:
+        cfg, state: the algorithm's configuration and state.
+        ticks: the ticks: the environments, the members, and the tensors to write.
     """
     found, rows, memory = policy.described(cfg, state, None), ticks.rows, ticks.memory
     if found is None:
