@@ -293,11 +293,11 @@ class OffPolicy:
 def byte_images(pool: Any, data: Transitions | None = None) -> list[Image]:
     """Return the images of an observation that can be stored as bytes without loss; none for a team.
 
-    An image can be stored so if every pixel is k / 255 for a whole number k, as in images of bytes from 0 to 255, and
-    of bools.
+    An image can be stored as bytes if every pixel is k / 255 for a whole number k, as in images of bytes from 0 to 255,
+    and of bools.
 
     Args:
-        pool: the environments, whose observation space says which images these are.
+        pool: the environments, whose observation space says which images have such pixels.
         data: transitions whose observations are checked too, or None. Images with other pixels are left out.
     """
     found, start = [], 0
