@@ -50,7 +50,7 @@ RANGES = _hyper.ranges(lr_actor=(1e-4, 1e-2), lr_critic=(1e-4, 1e-2), batch_size
 def explore(cfg: Any, step: int) -> float:
     """Return the probability of a uniformly random action after `step` environment steps of a member.
 
-    It is 1 before `random_steps`, then 0.
+    The probability is 1 for the first `cfg.random_steps` steps, and 0 afterwards.
     """
     return float(step < cfg.random_steps)
 
@@ -125,8 +125,8 @@ def chances(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None, memory: Ten
 def q_values(cfg: Any, state: Any, obs: Tensor, action: Tensor | None) -> Tensor:
     """Return the smaller value of each member's two critics, min(Q₁, Q₂), without gradient.
 
-    obs is `[P, B, O]` for B observations of P members. The result is `[P, B]` for the actions given, or `[P, B, A]` for
-    all discrete actions if `action` is None.
+    obs is `[P, B, O]` for B observations of P members. The result is `[P, B]` for the actions `action`, or `[P, B, A]`
+    for all discrete actions if `action` is None.
     """
     with torch.no_grad():
         x = forward(getattr(state, "encoder", None), obs)

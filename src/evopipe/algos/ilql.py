@@ -126,7 +126,8 @@ def init(cfg: Config, nets: Nets) -> State:
 def logits(cfg: Config, hp: Hyper, said: Mapping[str, Tensor]) -> Tensor:
     """Return the logits `[P, n, V]` from which tokens are sampled.
 
-    They are the policy's log-probabilities, lowered by β times the advantage for tokens of negative advantage.
+    The logits are the policy's log-probabilities. The logit of a token with a negative advantage, by the target critic,
+    is lowered by β times the advantage's size.
 
     Args:
         cfg: the algorithm's configuration.

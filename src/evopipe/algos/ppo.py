@@ -142,7 +142,7 @@ def step(cfg: Config, state: State, obs: Tensor, legal: Tensor | None, memory: T
 def value(cfg: Config, state: State, obs: Tensor, memory: Tensor) -> Tensor:
     """Return the state values V(s) `[P, B]` of obs `[P, B, O]`, for B observations of P members.
 
-    `memory` `[P, B, M]` is the recurrent state before the observation.
+    `memory` `[P, B, M]` is the recurrent state before each observation.
     """
     if (found := policy.value(cfg, state, obs, memory)) is not None:
         return found

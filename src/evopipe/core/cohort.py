@@ -276,7 +276,9 @@ def form(
         widths: the input and output width of every network.
         device: the device of the cohorts' tensors.
         pace: a function that returns a member's `Pace`: its batch size, and when it learns.
-        mode: which members may share a cohort: `exact`, `merged` or `whole`, see `Grouping`.
+        mode: which of the members that learn at the same steps and have equal `family` share a cohort: `exact`, only
+            those with equal `signature` and padded batch size; `merged`, others too if that is faster by the cost
+            model; `whole`, all.
         paths: the fast paths (CUDA graphs, `torch.compile`) that the cohorts use; None for none.
     """
     groups = _group(members, pace, mode, device.type)

@@ -75,8 +75,8 @@ class Statistics:
         self.count.copy_(total)
 
     def scale(self) -> Tensor:
-        """Return 1 / √(σ² + ε) for each column, `[P, N]` float32, where σ² is the variance. It is 1 before the first
-        value."""
+        """Return 1 / √(σ² + ε) for each column, `[P, N]` float32, where σ² is the variance. The result is 1 before the
+        first value."""
         seen = self.count[:, None]
         variance = torch.where(seen > 0, self.square / seen.clamp(min=1.0), 1.0 - EPSILON)
         return (variance + EPSILON).rsqrt().float()

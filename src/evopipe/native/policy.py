@@ -369,7 +369,7 @@ def next_episodes(over: Tensor, keys: Tensor, envs: Tensor, begun: Tensor) -> tu
     Args:
         over: `[R]` bool, whether the episode of each row is over.
         keys: `[R]` int64, the random key of each row's member.
-        envs: `[R]` int64, the number of each row's environment.
+        envs: `[R]` int64, the number of each row's environment among those of its member.
         begun: `[R]` int64, the number of episodes begun in each row; raised in place for rows that are over.
     """
     if build.chosen() is None:

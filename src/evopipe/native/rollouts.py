@@ -28,14 +28,15 @@ class Ticks(NamedTuple):
         keys: `[P]` int64, the members' random keys.
         first: the number of the first tick, the counter of random draws.
         many: the number of ticks.
-        episodes: the random key, the environment's number and the number of begun episodes of every row, `[R]` int64
-            each.
+        episodes: three tensors `[R]` int64: the random key, the environment's number and the number of begun episodes
+            of every row.
         rows: `[P, many, E, …]`, the steps of a rollout, see `memory.rollout`.
         after: `[P, many, E, O + 4]`, the results of the steps.
         memory: `[P, many + 1, E, M]`, the recurrent states before each step.
         remembered: `[P, E, M]`, the recurrent state before the first tick, and afterwards that after the last.
-        returns: the returns of running episodes `[R]`, then the sums and counts of ended episodes' returns and the
-            counts of broken steps (with a number that is not finite), `[slots]` each; None if they are not needed.
+        returns: four tensors: the returns of running episodes `[R]`, then the sums and counts of ended episodes'
+            returns and the counts of broken steps (with a number that is not finite), `[slots]` each; None if they are
+            not needed.
         broken: `[P]` int64, each member's count of broken steps; None if no step can be broken.
         normalise: the normalisation of observations and rewards; None for none.
     """

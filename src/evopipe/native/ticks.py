@@ -201,10 +201,11 @@ class ManyTicks:
         every: for each cohort, the number of a member's steps from one update to the next.
         pool: the C struct of the R environments, one per row, see `native.environment.States.packed`.
         rows: `[n]` int64, the rows that step; None for all.
-        episodes: the random key, the environment's number and the number of begun episodes of every row, `[R]` int64
-            each; the last is raised in place.
-        returns: the returns of running episodes `[R]`, then the sums and counts of ended episodes' returns and the
-            counts of broken steps (with a number that is not finite), `[slots]` each; None if they are not needed.
+        episodes: three tensors `[R]` int64: the random key, the environment's number and the number of begun episodes
+            of every row. The last tensor is changed in place.
+        returns: four tensors that are changed in place: the returns of running episodes `[R]`, then the sums and counts
+            of ended episodes' returns and the counts of broken steps (with a number that is not finite), `[slots]`
+            each; None if they are not needed.
         memory: the appender of transitions.
         obs: `[n, O]`, the present observations, which the caller writes before a call.
         legal: `[n, A]` bool, the legal actions.
@@ -212,7 +213,7 @@ class ManyTicks:
         envs: the number of environments of each member.
         delay: the number of a member's steps before it may learn.
         at_once: the number of updates that a member makes each time that updates are due.
-        apart: the distance between the random counters of two ticks.
+        apart: the distance between the random counters of consecutive ticks.
         alone: whether each member has a replay buffer of its own and no step can be broken. Then a member takes all
             ticks before another does, or several members at the same time on threads.
     """

@@ -78,9 +78,9 @@ class Recipe(NamedTuple):
         of: the learners (networks and optimisers).
         job: the C struct for the learners.
         noise: the number of normal random numbers that each transition of a minibatch needs to draw the next action.
-        scale: `[P]`, the standard deviation of these numbers for each member; None for 1.
-        own_noise: whether the actor's own actions need as many random numbers again.
-        turn: the number, within the algorithm's period of updates, of the update in which the actor learns.
+        scale: `[P]`, the standard deviation of the numbers `noise` for each member; None for 1.
+        own_noise: whether the actor's own actions need as many further random numbers.
+        turn: the position of the update in which the actor learns, in the algorithm's period of unlike updates, from 0.
     """
 
     name: str
@@ -245,7 +245,8 @@ def take(how: Recipe | None, batch: Batch, healthy: Tensor, draw: Stream, turn: 
         batch: the minibatch.
         healthy: `[P]` bool, the members that learn.
         draw: the stream of random numbers.
-        turn: the number of the update within the algorithm's period of unlike updates.
+        turn: the position of this update in the algorithm's period of unlike updates, from 0. The actor learns if it
+            equals `how.turn`.
     """
     if how is None:
         return None

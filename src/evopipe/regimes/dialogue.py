@@ -332,8 +332,8 @@ class _Played:
 def redraws_of(spec: TextSpec) -> int:
     """Return how many times a round may replace completions whose rewards are all equal.
 
-    Such a group of completions of one prompt teaches nothing, and is replaced by one of another prompt; see
-    `algos.grpo`.
+    If all completions of one prompt have the same reward, they teach nothing, and are replaced by completions of
+    another prompt; see `algos.grpo`.
     """
     return int(getattr(spec.algo_config, "redraws", 0))
 
@@ -465,7 +465,8 @@ def _engine_of(spec: TextSpec, members: int) -> VLLMEngine | None:
 
 
 def sampling(cohort: Cohort, spec: TextSpec) -> Sampling:
-    """Return how the members of a cohort sample tokens in training: temperature, top-k and top-p of each member."""
+    """Return how the members of a cohort sample tokens in training: temperature, top-k and top-p of each member. A
+    value that is no hyper-parameter of the members is that of the configuration in `spec`."""
     ones = torch.ones_like(cohort.losses)
 
     def each(name: str, default: float) -> Tensor:

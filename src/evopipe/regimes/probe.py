@@ -46,8 +46,8 @@ class Probe:
         spec: the run's configuration.
         clock: the run's clock.
         offline: whether members learn from a dataset alone.
-        sparse: whether environments are tensors. Generations with few updates are then so short that some get no extra
-            update.
+        sparse: whether environments are tensors. Generations with few updates are then so short that in some
+            generations no extra update is made.
 
     Attributes:
         diagnostics: the metrics that were recorded in the present generation.

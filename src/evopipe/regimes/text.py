@@ -54,8 +54,8 @@ class References:
     def of(self, index: Rows, text: Text) -> Tensor:
         """Return the base model's log-probabilities of the T tokens in each row of `text`, `[1, rows, T]`.
 
-        `index` are the numbers of the dataset's rows that `text` holds. For pairs of completions, `text` has two rows
-        for each.
+        `index` are the numbers of the dataset's rows that `text` holds. If the dataset has pairs of completions, `text`
+        has two rows for each number in `index`.
         """
         width = text.mask.shape[-1]
         found = torch.zeros(text.mask.shape[1:])
@@ -83,7 +83,8 @@ class DataSource(Protocol):
         """
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """Score the members of the cohorts; return the episodes of the evaluation, one for each member and seed.
+        """Score the members of the cohorts; return the episodes of the evaluation, one for each member and each row or
+        game.
 
         Args:
             cohorts: the members, in groups that are computed as one batch.
