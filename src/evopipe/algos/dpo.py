@@ -70,7 +70,7 @@ def preference(cfg: Config, now: TokenScores, batch: Text, hp: Hyper) -> ops.Pre
     The first n completions of the batch are the chosen ones, the last n the rejected ones.
 
     Args:
-        cfg: the algorithm's configuration, which says which loss it is.
+        cfg: the algorithm's configuration, whose field `loss` says which loss is computed.
         now: the present log-probabilities of the tokens.
         batch: the completions.
         hp: hyper-parameters, `[P]` each: `beta`, `margin` and `nll_alpha`.

@@ -105,12 +105,12 @@ class Structure(Protocol):
     def memory(self) -> int: ...
 
     def pack(self, rows: Sequence[Tensor]) -> Tensor:
-        """Return rows `[P, N]` of this structure that hold the members' own flat rows `[n_p]`, with zeros as
-        padding."""
+        """Return rows `[P, N]` of this structure that hold the members' own flat rows, `[n_p]` for member p, with zeros
+        as padding."""
 
     def unpack(self, packed: Tensor) -> list[Tensor]:
-        """Return the members' own flat rows `[n_p]` as copies, without padding, from rows `[P, N]` of this
-        structure."""
+        """Return the members' own flat rows, `[n_p]` for member p, as copies without padding, from rows `[P, N]` of
+        this structure."""
 
     def part(self, first: int, end: int | None, every: int = 1) -> Structure:
         """Return the structure of the rows `first` to `end` (exclusive) in steps of `every`; with `end` None, up to and

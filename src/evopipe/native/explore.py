@@ -28,12 +28,12 @@ def best_or_random(q: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> T
 def clipped_or_random(action: Tensor, epsilon: Tensor, draw: Stream) -> Tensor | None:
     """Clip continuous actions to [−1, 1], or with probability ε replace them by uniform draws, by the C kernels.
 
-    The result has the shape of `action`. It is None if the kernels cannot do it; then torch does it. See
+    The result has the shape of `action`. The result is None if the kernels cannot do it; then torch does it. See
     `ops.policy.or_random`.
 
     Args:
         action: `[P, E, A]`, the actions of P members with E environments each.
-        epsilon: `[P]`, ε.
+        epsilon: `[P]`, the probability ε.
         draw: the stream of random numbers.
     """
     found = torch.empty(action.shape)

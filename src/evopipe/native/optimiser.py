@@ -95,9 +95,10 @@ def adam(
 
 
 def polyak(target: Net, online: Net, weight: Tensor) -> None:
-    """Move a target network towards the online network, in place: target ← target + weight · (online − target).
+    """Move a target network towards the online network, in place, by the C kernels: target ← target + weight · (online
+    − target).
 
-    `weight` is `[P]` for P members. The C kernels compute it.
+    `weight` is `[P]` for P members.
     """
     to, of, own, weight = target.values, online.values, owned(target.structure), weight.float().contiguous()
     kernels().polyak(header.of("polyak_call")(

@@ -139,7 +139,7 @@ class Priority(NamedTuple):
         with it.
 
         The struct sets the priorities of the rows `index` `[P, B]` for the members in the slots `slots` `[P]` from the
-        rows' `errors` `[P, B]`. Without these arguments it only describes the trees.
+        rows' `errors` `[P, B]`. Without these arguments the struct only describes the trees.
         """
         tree, kind, (members, n) = _Tree(self.levels), header.of("tree_call"), (0, 0) if index is None else index.shape
         fresh = torch.empty(n + 16)

@@ -77,7 +77,7 @@ class ReplayLearning:
     """The replay buffer of a regime, and the updates from it. The buffer is empty at first.
 
     Args:
-        setup: the configuration and the objects that every regime is made from, see `Setup`.
+        setup: the configuration, clock, random keys, dataset and helper processes of the run, see `Setup`.
         layout: the layout of a transition in a row.
         memories: the number of replay buffers, among which the members are divided.
         capacity: the number of rows of each buffer.

@@ -38,13 +38,13 @@ class OffPolicy:
     """The regime (see `Regime`) of off-policy algorithms: members act, store transitions, and learn from a replay
     buffer.
 
-    `setup` holds what every regime is made from, see `Setup`. The attribute `remarks` is empty, because there are no
-    warnings for the user.
+    `setup` holds the configuration, clock, random keys, dataset and helper processes of the run, see `Setup`. The
+    attribute `remarks` is empty, because there are no warnings for the user.
 
     Raises:
-        ParamsError: the run starts with transitions of a dataset, but the environment is a team's or masks actions,
-            which such transitions do not record; or evaluation episodes are to be stored, but observations have images
-            or the environment is a team's.
+        ParamsError: the run starts with transitions of a dataset, but the environment is for a team or masks actions,
+            and datasets record neither agents nor masks. Or evaluation episodes are to be stored in the replay buffer,
+            but observations have images, or the environment is for a team.
     """
 
     remarks: Sequence[str] = ()

@@ -70,7 +70,7 @@ class OnPolicy:
     """The regime (see `Regime`) of on-policy algorithms: members learn from rollouts, each of which is used once.
 
     Args:
-        setup: what every regime is made from, see `Setup`.
+        setup: the configuration, clock, random keys, dataset and helper processes of the run, see `Setup`.
         collect_rollouts: a user's function (regime, ticks) that collects a rollout of so many ticks. For each tick the
             function calls `regime.choose()` for actions, steps `regime.pool` with these, and calls `regime.record` with
             the results, in which it may change rewards and ends of episodes. None if the regime collects rollouts
