@@ -187,7 +187,7 @@ def plugin(name: str) -> plugins.Plugin | None:
 def working(kind: str | None = "env") -> list[str]:
     """Return the names of the algorithms that can be used.
 
-    These are the names that `names` returns for this kind of problem, without those of other packages' algorithms that
+    The result has the names that `names` returns for this kind of problem, except other packages' algorithms that
     `refused` rejects.
     """
     return [name for name in names(kind) if refused(name) is None]

@@ -259,7 +259,7 @@ def of_taken(cfg: Any, critics: Net, x: Tensor, action: Tensor) -> Tensor:
         cfg: the algorithm's configuration.
         critics: the two critics of each member.
         x: observations, or features of the shared encoder.
-        action: the actions, as in `Batch.action`.
+        action: the actions, `[P, B, A]` if continuous, else `[P, B]` int64.
     """
     if cfg.spaces.continuous:
         return action_value(critics, x, action)

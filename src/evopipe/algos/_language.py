@@ -115,8 +115,8 @@ def init_with_head(cfg: Any, nets: Nets) -> StateWithHead:
 def asks(cfg: Any) -> frozenset[str]:
     """Return the names of what must be computed of completions before their advantages are estimated.
 
-    The only name is `reference`, the log-probabilities of the tokens under the base model. It is returned if the weight
-    β of the divergence from the base is above 0, or may become so by mutation.
+    The only name is `reference`, the log-probabilities of the tokens under the base model. The name is returned if the
+    weight β of the divergence from the base model is above 0, or mutation may raise it above 0.
     """
     return frozenset({"reference"} if wants_reference(cfg) else ())
 
@@ -144,7 +144,8 @@ def check_groups(cfg: Any, least: int) -> None:
 def wants_reference(cfg: Any) -> bool:
     """Return whether log-probabilities under the base model are needed.
 
-    They are if the weight β of the divergence from the base is above 0, or may become so by mutation.
+    The log-probabilities are needed if the weight β of the divergence from the base model is above 0, or mutation may
+    raise it above 0.
     """
     return bool(cfg.beta > 0 or "beta" in cfg.evolve)
 
@@ -210,8 +211,8 @@ def surrogate(
 ) -> Tensor:
     """Return the policy loss of every token, `[P, B, T]`: the clipped surrogate minus the weighted entropy.
 
-    If the batch has log-probabilities under the base model, β times the divergence from the base is added. There are T
-    tokens in B completions of P members.
+    If the batch has log-probabilities under the base model, β times the divergence from the base model is added. There
+    are T tokens in B completions of P members.
 
     Args:
         cfg: the algorithm's configuration.

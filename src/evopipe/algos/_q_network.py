@@ -43,7 +43,7 @@ def init(cfg: Any, nets: Nets) -> State:
 def explore(cfg: Any, step: int) -> float:
     """Return ε after `step` environment steps of a member: it goes linearly from `eps_start` to `eps_end`.
 
-    It reaches `eps_end` after `eps_steps` steps.
+    The end value is reached after `eps_steps` steps.
     """
     return float(cfg.eps_start + min(1.0, step / cfg.eps_steps) * (cfg.eps_end - cfg.eps_start))
 

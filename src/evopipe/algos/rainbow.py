@@ -99,7 +99,7 @@ def init(cfg: Config, nets: Nets) -> State:
 def explore(cfg: Config, step: int) -> float:
     """Return ε after `step` environment steps of a member: it goes linearly from `eps_start` to `eps_end`.
 
-    With noisy networks it is 0, because their noise explores.
+    With noisy networks, ε is 0, because the noise on the weights explores.
     """
     return 0.0 if cfg.noisy else _q_network.explore(cfg, step)
 

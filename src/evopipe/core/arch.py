@@ -31,7 +31,7 @@ _NO_STEM = Stem()
 class Arch:
     """The architecture of one member's perceptrons, as plain data.
 
-    It is an `Architecture`; methods without a docstring are documented there.
+    The class implements the protocol `Architecture`, which documents the methods that have no docstring here.
 
     Attributes:
         encoder: the hidden layers of the encoder.
@@ -94,8 +94,8 @@ class Arch:
     def own(self, widths: Widths) -> slice:
         """Return the slice of `layers` that selects the hidden layers of a network with these widths.
 
-        They depend on the role `widths.role`: `whole` has all layers, `encoder` those of the encoder and the latent,
-        `head` those of the head.
+        The role `widths.role` decides: `whole` selects all layers, `encoder` the encoder's layers and the latent,
+        `head` the head's layers.
         """
         behind = 1 + len(self.encoder)
         return {"whole": slice(None), "encoder": slice(behind), "head": slice(behind, None)}[widths.role]

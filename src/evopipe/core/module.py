@@ -36,7 +36,7 @@ _TRIED = 2  # rows of a batch, and members, that a module is tried with
 class Module:
     """The architecture of a member whose networks are the user's own `torch.nn.Module`.
 
-    It is an `Architecture`; methods without a docstring are documented there.
+    The class implements the protocol `Architecture`, which documents the methods that have no docstring here.
 
     Attributes:
         module: the user's class, as `module:Class`.

@@ -92,7 +92,7 @@ class Views(NamedTuple):
 class Padded:
     """The structure of one perceptron of several members whose layers are padded to common widths.
 
-    The methods are those of `Structure`.
+    The class implements the protocol `Structure`, which documents the methods that have no docstring here.
 
     Args:
         archs: the members' architectures, ordered by activation, with equal convolutions.

@@ -40,8 +40,8 @@ class Widths(NamedTuple):
 
     @property
     def joins(self) -> bool:
-        """Whether the network is a head that reads inputs of its own in addition to the latent. It must have a hidden
-        layer.
+        """Whether the network is a head that reads inputs of its own in addition to the latent. Such a head must have a
+        hidden layer.
 
         Without a hidden layer, Q(s, a) would be the sum of a term of s and a term of a, and the best action would be
         the same in every state.

@@ -74,7 +74,7 @@ def serve(*tensors: Tensor) -> bool:
 def serve_wholly(*tensors: Tensor) -> bool:
     """Return whether kernels may compute a whole update of these tensors.
 
-    They may if `serve` is True, and no `by_operators` block is open.
+    The kernels may do so if `serve` is True for these tensors, and no `by_operators` block is open.
     """
     return _wholly and serve(*tensors)
 

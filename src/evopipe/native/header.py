@@ -30,7 +30,8 @@ def declarations() -> Any:
 def own_declarations() -> Any:
     """Return a `cffi.FFI` for the library of a user's environment.
 
-    It has the declarations of the headers, and that of the struct `the_environment`, which the user's file must define.
+    The `cffi.FFI` has the declarations of the C headers, and that of the struct `the_environment`, which the user's
+    file must define.
     """
     found = type(declarations())()
     found.include(declarations())
@@ -44,7 +45,8 @@ def at(tensor: Tensor | None) -> int:
 
 
 def address(pointer: Any) -> int:
-    """Return the address of a C struct as a number. It is valid only as long as `pointer` exists."""
+    """Return the memory address of the C struct at `pointer` as a number, which is valid only as long as `pointer`
+    exists."""
     return int(declarations().cast("intptr_t", pointer))
 
 

@@ -364,7 +364,8 @@ def plain(*tensors: Tensor) -> bool:
 def next_episodes(over: Tensor, keys: Tensor, envs: Tensor, begun: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return the rows whose episode is over, and the seeds of their next episodes, `[n]` int64 each, by the C kernels.
 
-    A row is one environment. The seeds are those of `rng.seeds`. Return None if no kernels are selected.
+    A row is one environment. The seeds are those that `rng.seeds` derives from key, environment and episode number.
+    Return None if no kernels are selected.
 
     Args:
         over: `[R]` bool, whether the episode of each row is over.

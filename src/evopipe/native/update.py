@@ -95,7 +95,7 @@ class Recipe(NamedTuple):
 def lasting(how: Recipe) -> bool:
     """Return whether a recipe stays valid as long as its learners (networks and optimisers) exist.
 
-    It does if its C struct points to no copies of tensors.
+    A recipe stays valid if its C struct points to no copies of tensors, which would become stale.
     """
     return how.of.critic.__dict__.get("job") is how.job
 

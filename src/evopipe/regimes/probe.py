@@ -141,7 +141,8 @@ def probe(
 ) -> dict[str, Tensor]:
     """Make an update of copies of P members on a minibatch, and return the update's metrics `[P]` by name.
 
-    The metrics are those of `told.of_batch`, the norm of the gradient, and the size of the errors.
+    The metrics are those that `told.of_batch` returns, the norm of the gradient, and the mean size of the transitions'
+    errors.
 
     Args:
         spec: the run's configuration.
