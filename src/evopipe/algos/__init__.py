@@ -112,7 +112,8 @@ class Answers(NamedTuple):
 
     All take the algorithm's configuration and state first (`cfg`, `state`). The other arguments are the observations
     `obs` `[P, B, O]`: B for each of P members; `legal` `[P, B, A]`, which of A discrete actions are legal, or None for
-    all; `memory` `[P, B, M]`, the recurrent states before the observations; and the actions `action`.
+    all; `memory` `[P, B, M]`, the recurrent states before the observations; and the actions `action`, `[P, B]` int64 if
+    discrete, else `[P, B, A]`.
 
     Attributes:
         value: a function (cfg, state, obs, legal, memory) that returns the state values V(s), `[P, B]`.
@@ -214,8 +215,8 @@ def by_kernels(algo: Algorithm, name: str) -> Callable[..., Any] | None:
     Args:
         algo: the algorithm.
         name: the function's name. `choice` takes (cfg, state) and returns a `Choice`, `recipe` takes (cfg, state, hp,
-            batch) and returns a `Recipe`, and `play` takes (cfg, state, ticks) and returns a function that plays. Each
-            returns None if the kernels cannot do the work.
+            batch) and returns a `Recipe`, and `play` takes (cfg, state, ticks) and returns a function without arguments
+            that lets members act. Each of the three returns None if the kernels cannot do the work.
     """
     own = getattr(algo, "__name__", "").startswith(f"{__name__}.")
     found: Callable[..., Any] | None = getattr(algo, name) if own else None

@@ -249,7 +249,7 @@ class AgentGroups:
 
         Args:
             legal: the environment's mask of legal actions, `[P, K, B, A]` bool, which is returned unchanged. If it is
-                None, the legal actions are those that an agent has, where agents have different numbers of actions.
+                None, and agents have different numbers of actions, an agent's legal actions are all that the agent has.
             like: a tensor of the result's shape.
         """
         missing = self.on(like.device).missing

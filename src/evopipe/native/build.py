@@ -138,9 +138,9 @@ class Unit(NamedTuple):
 def load(target: str = "native") -> Any:
     """Return the kernels as a library, compiled by the first compiler that works: the one in `CC`, cc, gcc or clang.
 
-    A library that was compiled before is loaded from the cache. `target` is the instruction set: `native` for this
-    processor's own, or `portable`; see `TARGETS`. If no compiler works, the kernels that the wheel brought are loaded,
-    if there are any. Errors of compilers that fail are printed to stderr, once.
+    A library that was compiled before is loaded from the cache. `target` is the instruction set: `native` for all that
+    this processor has, or `portable`; see `TARGETS`. If no compiler works, the kernels that the wheel brought are
+    loaded, if there are any. Errors of compilers that fail are printed to stderr, once.
 
     Raises:
         NoKernels: there is no compiler, none works, or this processor lacks the instructions.

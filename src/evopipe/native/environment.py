@@ -153,8 +153,8 @@ class States:
 
     Args:
         kind: the description of the environment.
-        settings: the values of its settings, see `Compiled.values`.
-        rows: `R`.
+        settings: the values of the environment's settings, see `Compiled.values`.
+        rows: `R`, the number of copies.
         max_steps: the time limit of an episode; None for no limit.
 
     Attributes:

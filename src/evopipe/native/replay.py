@@ -101,7 +101,7 @@ class Batches:
         return all(a is b for a, b in zip(self.given, given, strict=True)) and at(rows) == at(self._rows)
 
     def draw(self, step: Tensor, size: Tensor, beta: Tensor) -> tuple[Batch, Tensor]:
-        """Draw a minibatch; return it and the indices `[P, B]` of its rows in the replay buffers. See also
+        """Draw a minibatch; return the minibatch, and the indices `[P, B]` of its rows in the replay buffers. See also
         `Replay.batch`.
 
         Args:

@@ -78,7 +78,7 @@ class Recipe(NamedTuple):
         of: the learners (networks and optimisers).
         job: the C struct for the learners.
         noise: the number of normal random numbers that each transition of a minibatch needs to draw the next action.
-        scale: `[P]`, the standard deviation of the numbers `noise` for each member; None for 1.
+        scale: `[P]`, each member's standard deviation of the random numbers for next actions; None for 1.
         own_noise: whether the actor's own actions need as many further random numbers.
         turn: the position of the update in which the actor learns, in the algorithm's period of unlike updates, from 0.
     """

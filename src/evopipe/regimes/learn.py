@@ -66,8 +66,8 @@ def learn(spec: EnvSpec, cohort: Cohort, replay: Replay, tick: int, updates: int
         replay: the replay buffers.
         tick: the number of the present tick of the run.
         updates: the number of updates, at least 1.
-        turn: the position of the first update in the algorithm's period: the number of updates after which the pattern
-            of unlike updates, as with a delayed actor, repeats.
+        turn: the position, from 0, of the first update in the algorithm's period of unlike updates, as with a delayed
+            actor.
     """
     _ready(spec, cohort, replay, tick, updates, turn, replay.filled(cohort.slots))()
     return cohort.losses
