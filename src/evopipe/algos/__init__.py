@@ -110,13 +110,16 @@ class Answers(NamedTuple):
     """The functions by which an exported policy computes values and probabilities; None for one that it does not
     support.
 
-    They are given the algorithm's configuration and state first. P counts members, B observations, A discrete actions.
+    All take the algorithm's configuration and state first (`cfg`, `state`). The other arguments are the observations
+    `obs` `[P, B, O]`: B for each of P members; `legal` `[P, B, A]`, which of A discrete actions are legal, or None for
+    all; `memory` `[P, B, M]`, the recurrent states before the observations; and the actions `action`, `[P, B]` int64 if
+    discrete, else `[P, B, A]`.
 
     Attributes:
-        value: (cfg, state, obs, legal, memory) → the state values V(s), `[P, B]`.
-        q_values: (cfg, state, obs, action) → the action values Q(s, a), `[P, B]`; `[P, B, A]` for all actions if
-            `action` is None.
-        chances: (cfg, state, obs, legal, memory) → the policy's distribution of actions, an
+        value: a function (cfg, state, obs, legal, memory) that returns the state values V(s), `[P, B]`.
+        q_values: a function (cfg, state, obs, action) that returns the action values Q(s, a), `[P, B]`; `[P, B, A]` for
+            all actions if `action` is None.
+        chances: a function (cfg, state, obs, legal, memory) that returns the policy's distribution of actions, an
             `ops.distributions.Distribution`.
     """
 
@@ -132,10 +135,14 @@ class Algorithm(ModuleType):
         REGIME: the name of the regime, which says what members learn from, such as `off_policy`.
         ACTIONS: the kinds of action space that the algorithm supports.
         State: the class of the algorithm's state: networks, optimisers and counts.
-        update: makes one update of all members.
-        step: chooses actions in training, for on-policy algorithms.
-        answers: returns the functions by which an exported policy computes values; None for the usual ones.
-        period: returns the number of updates after which the pattern of unlike updates repeats.
+        update: a function that makes one update of all members in place, and returns the `Learned` losses, health and
+            errors.
+        step: a function that chooses actions in training, and returns them as `Chosen`; only on-policy algorithms have
+            it.
+        answers: a function of the configuration that returns the functions by which an exported policy computes values;
+            None for those that follow from the algorithm's function `values`.
+        period: a function of the configuration that returns the number of updates after which the pattern of unlike
+            updates, as with a delayed actor, repeats.
     """
 
     REGIME: str
@@ -181,7 +188,7 @@ def plugin(name: str) -> plugins.Plugin | None:
 def working(kind: str | None = "env") -> list[str]:
     """Return the names of the algorithms that can be used.
 
-    These are the names that `names` returns for this kind of problem, without those of other packages' algorithms that
+    The result has the names that `names` returns for this kind of problem, except other packages' algorithms that
     `refused` rejects.
     """
     return [name for name in names(kind) if refused(name) is None]
@@ -207,7 +214,9 @@ def by_kernels(algo: Algorithm, name: str) -> Callable[..., Any] | None:
 
     Args:
         algo: the algorithm.
-        name: the function's name: `choice`, `recipe` or `play`.
+        name: the function's name. `choice` takes (cfg, state) and returns a `Choice`, `recipe` takes (cfg, state, hp,
+            batch) and returns a `Recipe`, and `play` takes (cfg, state, ticks) and returns a function without arguments
+            that lets members act. Each of the three returns None if the kernels cannot do the work.
     """
     own = getattr(algo, "__name__", "").startswith(f"{__name__}.")
     found: Callable[..., Any] | None = getattr(algo, name) if own else None

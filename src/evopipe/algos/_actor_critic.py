@@ -50,7 +50,7 @@ RANGES = _hyper.ranges(lr_actor=(1e-4, 1e-2), lr_critic=(1e-4, 1e-2), batch_size
 def explore(cfg: Any, step: int) -> float:
     """Return the probability of a uniformly random action after `step` environment steps of a member.
 
-    It is 1 before `random_steps`, then 0.
+    The probability is 1 for the first `cfg.random_steps` steps, and 0 afterwards.
     """
     return float(step < cfg.random_steps)
 
@@ -58,7 +58,8 @@ def explore(cfg: Any, step: int) -> float:
 def greedy(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None) -> Tensor:
     """Return the deterministic actions μ(s) of the actors: obs `[P, E, O]` → `[P, E, A]` in [−1, 1].
 
-    P is the number of members, E the number of environments of each.
+    P is the number of members, E the number of environments of each. `legal` has no effect, because actions are
+    continuous.
     """
     with torch.no_grad():
         return squashed(forward(state.actor, forward(state.encoder, obs)))
@@ -68,7 +69,14 @@ def act(cfg: Any, state: Any, obs: Tensor, legal: Tensor, epsilon: Tensor, draw:
     """Return the actions μ(s) with exploration noise, clipped to [−1, 1], or with probability ε uniformly random
     actions.
 
-    obs is `[P, E, O]` (P members, E environments each), epsilon (ε) `[P]`; the result is `[P, E, A]`.
+    The result is `[P, E, A]` for P members with E environments each.
+
+    Args:
+        cfg, state: the algorithm's configuration and state.
+        obs: `[P, E, O]`, the observations.
+        legal: has no effect, because actions are continuous.
+        epsilon: `[P]`, ε.
+        draw: the stream of random numbers.
     """
     return noisy(greedy(cfg, state, obs, legal), epsilon, draw, cfg.noise_sd, cfg.noise, cfg.ou_theta)
 
@@ -85,8 +93,8 @@ def output(cfg: Any, state: Any, obs: Tensor) -> Tensor:
 def best(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None) -> Tensor:
     """Return the most likely legal actions `[P, E]`; for continuous actions, μ(s) `[P, E, A]`.
 
-    obs is `[P, E, O]` for P members with E environments each. For discrete actions, the actors' outputs are logits, see
-    `output`.
+    obs is `[P, E, O]` for P members with E environments each. For discrete actions, the actors' outputs are logits, and
+    `legal` `[P, E, A]` bool says which actions are legal; None for all.
     """
     return likeliest(output(cfg, state, obs), legal, cfg.spaces.continuous)
 
@@ -108,7 +116,8 @@ def action_value(critic: Net, x: Tensor, action: Tensor) -> Tensor:
 def chances(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None, memory: Tensor) -> Distribution:
     """Return the policy's distribution over the legal actions: a softmax of the actor's outputs, see `output`.
 
-    obs is `[P, B, O]` for B observations of P members. `memory` has no effect, because the actors are not recurrent.
+    obs is `[P, B, O]` for B observations of P members, and legal `[P, B, A]` bool, or None if all actions are legal.
+    `memory` has no effect, because the actors are not recurrent.
     """
     return distribution(cfg.spaces, output(cfg, state, obs), None, legal)
 
@@ -116,8 +125,8 @@ def chances(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None, memory: Ten
 def q_values(cfg: Any, state: Any, obs: Tensor, action: Tensor | None) -> Tensor:
     """Return the smaller value of each member's two critics, min(Q₁, Q₂), without gradient.
 
-    obs is `[P, B, O]` for B observations of P members. The result is `[P, B]` for the actions given, or `[P, B, A]` for
-    all discrete actions if `action` is None.
+    obs is `[P, B, O]` for B observations of P members. The result is `[P, B]` for the actions `action`, or `[P, B, A]`
+    for all discrete actions if `action` is None.
     """
     with torch.no_grad():
         x = forward(getattr(state, "encoder", None), obs)
@@ -130,8 +139,12 @@ def of_own_action(
 ) -> Callable[[Any], Answers]:
     """Return the function `answers` for an algorithm with a deterministic actor, whose state value V(s) is Q(s, μ(s)).
 
-    `answers` says by which functions an exported policy computes values, see `Answers`. The arguments are the
-    algorithm's functions `greedy`, which computes μ(s), and `q_values`.
+    The returned function takes the algorithm's configuration, and returns the `Answers`: the functions by which an
+    exported policy computes values.
+
+    Args:
+        greedy: the algorithm's function (cfg, state, obs, legal) that returns the actions μ(s).
+        q_values: the algorithm's function (cfg, state, obs, action) that returns the action values Q(s, a).
     """
 
     def value(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None, memory: Tensor) -> Tensor:
@@ -173,7 +186,7 @@ def recipe(critic: str, cfg: Any, state: Any, hp: Hyper, batch: Batch, close: bo
         critic: the name of the state's field with the critics.
         cfg, state: the algorithm's configuration and state.
         hp: hyper-parameters, `[P]` each for P members.
-        batch: the minibatch of the update.
+        batch: the minibatch of the update, of which only the type and the width of observations count.
         close: whether the actor's loss is that of TD3+BC, which stays close to the actions of a dataset.
     """
     if not build.serve_wholly(batch.obs) or getattr(state, "encoder", None) is not None:
@@ -197,7 +210,8 @@ def choice(cfg: Any, state: Any) -> Choice | None:
 def actor_loss(state: Any, critic: str, batch: Batch) -> Tensor:
     """Return the actor's weighted loss −Q(s, μ(s)) of each member, `[P]`. If there are two critics, Q is the first.
 
-    `critic` is the name of the state's field with the critics.
+    `critic` is the name of the state's field with the critics. `batch` is the minibatch, whose weights weight the
+    transitions.
     """
     q = state.critics.pair[0] if critic == "critics" else state.critic.frozen
     with torch.no_grad():
@@ -218,9 +232,10 @@ def learn(
         critic: the name of the state's field with the critics.
         hp: hyper-parameters, `[P]` each.
         healthy: `[P]` bool, the members that learn.
-        found: the critics' losses `[P]`, from which critics and a shared encoder learn, and each transition's error
-            `[P, B]`.
-        climb: returns the actor's losses `[P]`. It is None in updates that leave out the actor and the target networks.
+        found: a pair: the critics' losses `[P]`, from which critics and a shared encoder learn, and each transition's
+            error `[P, B]`.
+        climb: a function without arguments that returns the actor's losses `[P]`; None in updates that leave out the
+            actor and the target networks.
     """
     losses, errors = found
     online, encoder = getattr(state, critic), getattr(state, "encoder", None)
@@ -244,7 +259,7 @@ def of_taken(cfg: Any, critics: Net, x: Tensor, action: Tensor) -> Tensor:
         cfg: the algorithm's configuration.
         critics: the two critics of each member.
         x: observations, or features of the shared encoder.
-        action: the actions, as in `Batch.action`.
+        action: the actions, `[P, B, A]` if continuous, else `[P, B]` int64.
     """
     if cfg.spaces.continuous:
         return action_value(critics, x, action)

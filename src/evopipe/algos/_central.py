@@ -45,10 +45,14 @@ def networks(cfg: Any, spaces: Spaces, critics: int = 1) -> dict[str, Widths]:
 
 
 def output(cfg: Any, actor: Net, obs: Tensor) -> Tensor:
-    """Return the outputs of the actors for obs `[P, K, B, O]`: `[P, K, B, A]` for P members, K agents and B
-    observations.
+    """Return the outputs of the actors, `[P, K, B, A]` for P members, K agents and B observations.
 
     The outputs are logits of discrete actions, or continuous actions before the tanh.
+
+    Args:
+        cfg: the algorithm's configuration.
+        actor: the actors, one network for each group of agents.
+        obs: `[P, K, B, O]`, each agent's observations.
     """
     of = agent_groups(cfg)
     return of.run(actor, of.named(obs))
@@ -68,8 +72,13 @@ def _chances(cfg: Any, out: Tensor, legal: Tensor | None) -> Distribution:
 def greedy(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None) -> Tensor:
     """Return every agent's greedy action: the tanh of the actor's output, or the most likely legal action.
 
-    obs is `[P, E · K, O]` for P members with E environments, the K agents of each environment adjacent. The result is
-    `[P, E · K, A]` for continuous actions, else `[P, E · K]`.
+    The result is `[P, E · K, A]` for continuous actions, else `[P, E · K]`: P members with E environments, the K agents
+    of each environment adjacent.
+
+    Args:
+        cfg, state: the algorithm's configuration and state.
+        obs: `[P, E · K, O]`, the agents' observations.
+        legal: `[P, E · K, A]` bool, the legal discrete actions; None if all are.
     """
     of, out = agent_groups(cfg), _finite_output(cfg, state, obs)
     best = likeliest(out, of.legal(None if legal is None else of.apart(legal), out), cfg.spaces.continuous)
@@ -79,8 +88,15 @@ def greedy(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None) -> Tensor:
 def act(cfg: Any, state: Any, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
     """Return every agent's exploratory action: the greedy action with noise, or a sample of the actor's softmax.
 
-    With probability ε (`epsilon` `[P]`), independently for each agent, it is a uniformly random action. obs is
-    `[P, E · K, O]` for P members with E environments, the K agents of each environment adjacent.
+    With probability ε, independently for each agent, the action is uniformly random instead. There are P members with E
+    environments, the K agents of each environment adjacent.
+
+    Args:
+        cfg, state: the algorithm's configuration and state.
+        obs: `[P, E · K, O]`, the agents' observations.
+        legal: `[P, E · K, A]` bool, the legal discrete actions.
+        epsilon: `[P]`, ε.
+        draw: the stream of random numbers.
     """
     of = agent_groups(cfg)
     if cfg.spaces.continuous:
@@ -100,8 +116,13 @@ def as_numbers(cfg: Any, action: Tensor) -> Tensor:
 def value(cfg: Any, critic: Net, obs: Tensor, actions: Tensor) -> Tensor:
     """Return the value Q of every agent's centralised critic, `[P, K, B]`; `[2, P, K, B]` for twin critics.
 
-    There are P members, K agents and B transitions. A critic reads the observations and actions of all agents, which
-    have the shapes that `AgentGroups.together` takes.
+    There are P members, K agents and B transitions. A critic reads the observations and actions of all agents.
+
+    Args:
+        cfg: the algorithm's configuration.
+        critic: the critics, of each group of agents.
+        obs: `[P, B, K, O]`; or `[P, K, B, K, O]`, if the critics of different agents (axis 1) read different values.
+        actions: `[P, B, K, A]` or `[P, K, B, K, A]`, the actions as numbers, see `as_numbers`.
     """
     of = agent_groups(cfg)
     return of.run(critic, of.together(obs, actions)).squeeze(-1)
@@ -229,10 +250,10 @@ def update(
 def signals(critic: str, cfg: Any, state: Any, batch: Batch) -> dict[str, Tensor]:
     """Return training metrics `[P]` of the critics and actors of P members on a minibatch, by name.
 
-    The metrics are the values (of twin critics the smaller), the distance to the target network's values, the actors'
-    loss, and for discrete actions the entropy. Values and entropy are also given for each agent. An actor's loss is
-    minus the value of its own best action while the other agents act as in the minibatch. An agent's transition does
-    not enter the metrics if the agent does not learn from it.
+    The metrics are the critics' values (of twin critics the smaller), the distance to the target network's values, the
+    actors' loss, and for discrete actions the policy's entropy. Values and entropy are also given for each agent. An
+    agent's actor loss is minus the critic's value of the agent's greedy action, while the other agents act as in the
+    minibatch. Transitions from which an agent does not learn are left out for this agent.
 
     `critic` is the name of the state's field with the critics.
     """
@@ -256,8 +277,9 @@ def signals(critic: str, cfg: Any, state: Any, batch: Batch) -> dict[str, Tensor
 def answers(critic: str) -> Callable[[Any], Answers]:
     """Return the function `answers` of a team's algorithm, for policies that are exported with its centralised critics.
 
-    `answers` says by which functions an exported policy computes values, see `Answers`. Of twin critics, the smaller
-    value counts. `critic` is the name of the state's field with the critics.
+    The returned function takes the algorithm's configuration, and returns the `Answers`: the functions by which an
+    exported policy computes values. Of twin critics, the smaller value counts. `critic` is the name of the state's
+    field with the critics.
     """
 
     def q_of(cfg: Any, state: Any, obs: Tensor, actions: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ def rate(of: str, raising: str = _FASTER) -> Any:
 def ranges(**ends: tuple[float, float]) -> dict[str, Evolve]:
     """Return a block `evolve`: the ranges (lowest, highest) in which a mutation may change hyper-parameters.
 
-    `ends` are the ranges by the hyper-parameters' names. The mutation is `rl_hp`.
+    `ends` are the ranges by the hyper-parameters' names. The mutation that changes hyper-parameters is `rl_hp`.
     """
     return {name: Evolve(min=low, max=high) for name, (low, high) in ends.items()}
 

@@ -93,12 +93,14 @@ class StateWithHead:
 
 
 def networks(cfg: Any, words: Words) -> Mapping[str, Widths]:
-    """Return the input and output width of the only network, the language model."""
+    """Return the input and output width of the only network, the language model, by name. `words` holds the sizes of
+    the base model."""
     return {"policy": Widths(words.hidden, words.vocabulary)}
 
 
 def networks_with_head(cfg: Any, words: Words) -> Mapping[str, Widths]:
-    """Return the input and output widths of the language model and of a head that reads its hidden states."""
+    """Return the input and output widths, by name, of the language model and of a head that reads the model's hidden
+    states. `words` holds the sizes of the base model."""
     return {**networks(cfg, words), "value": Widths(words.hidden, 1, "head")}
 
 
@@ -113,14 +115,15 @@ def init_with_head(cfg: Any, nets: Nets) -> StateWithHead:
 def asks(cfg: Any) -> frozenset[str]:
     """Return the names of what must be computed of completions before their advantages are estimated.
 
-    The only name is `reference`, the log-probabilities of the tokens under the base model. It is returned if the weight
-    β of the divergence from the base is above 0, or may become so by mutation.
+    The only name is `reference`, the log-probabilities of the tokens under the base model. The name is returned if the
+    weight β of the divergence from the base model is above 0, or mutation may raise it above 0.
     """
     return frozenset({"reference"} if wants_reference(cfg) else ())
 
 
 def check_groups(cfg: Any, least: int) -> None:
-    """Check the group sizes of a configuration and of its mutations. A group is the completions of one prompt.
+    """Check the group sizes of a configuration, and those that mutation may give it. A group is the completions of one
+    prompt.
 
     `least` is the smallest size with which completions can be compared.
 
@@ -141,7 +144,8 @@ def check_groups(cfg: Any, least: int) -> None:
 def wants_reference(cfg: Any) -> bool:
     """Return whether log-probabilities under the base model are needed.
 
-    They are if the weight β of the divergence from the base is above 0, or may become so by mutation.
+    The log-probabilities are needed if the weight β of the divergence from the base model is above 0, or mutation may
+    raise it above 0.
     """
     return bool(cfg.beta > 0 or "beta" in cfg.evolve)
 
@@ -159,7 +163,7 @@ def completion_means(log_prob: Tensor, batch: Text) -> tuple[Tensor, Tensor]:
     """Return the mean log-probability of the tokens of each chosen and of each rejected completion, `[P, n]` each.
 
     There are n pairs of P members. The n chosen completions are the first half of the batch. `log_prob` `[P, 2 n, T]`
-    holds the log-probabilities of the tokens.
+    holds the log-probabilities of the tokens, and `batch` says which tokens count.
     """
     chosen, rejected = ops.row_means(log_prob, batch.mask).chunk(2, dim=1)
     return chosen, rejected
@@ -169,7 +173,7 @@ def completion_sums(log_prob: Tensor, batch: Text) -> tuple[Tensor, Tensor]:
     """Return the log-probability of each completion in the first and in the second half of the batch, `[P, n]` each.
 
     A completion's log-probability is the sum over its tokens. There are 2 n completions for each of P members.
-    `log_prob` `[P, 2 n, T]` holds the log-probabilities of the tokens.
+    `log_prob` `[P, 2 n, T]` holds the log-probabilities of the tokens, and `batch` says which tokens count.
     """
     first, second = log_prob.masked_fill(~batch.mask, 0.0).sum(dim=-1).chunk(2, dim=1)
     return first, second
@@ -178,7 +182,7 @@ def completion_sums(log_prob: Tensor, batch: Text) -> tuple[Tensor, Tensor]:
 def pair_weights(batch: Text) -> Tensor:
     """Return the weights `[P, n]` of the n pairs of completions in a batch, which sum to 1 for each of P members.
 
-    A pair has weight 0 if one of its completions has no token to learn from; if all pairs have weight 0, so is the sum.
+    A pair has weight 0 if one of its completions has no token to learn from; if all pairs have weight 0, the sum is 0.
     All other pairs have equal weights.
     """
     first, second = counted(batch).any(dim=-1).chunk(2, dim=1)
@@ -207,8 +211,8 @@ def surrogate(
 ) -> Tensor:
     """Return the policy loss of every token, `[P, B, T]`: the clipped surrogate minus the weighted entropy.
 
-    If the batch has log-probabilities under the base model, β times the divergence from the base is added. There are T
-    tokens in B completions of P members.
+    If the batch has log-probabilities under the base model, β times the divergence from the base model is added. There
+    are T tokens in B completions of P members.
 
     Args:
         cfg: the algorithm's configuration.
@@ -217,7 +221,8 @@ def surrogate(
         batch: the completions, with advantages.
         mask: `[P, B, T]` bool, the tokens that count.
         cispo: whether the surrogate is that of `ops.cispo`.
-        most: an upper bound of the probability ratio, see `ops.clipped`; None for none.
+        most: an upper bound of every probability ratio, which limits the loss where the advantage is negative; None for
+            no bound.
     """
     ratio = ops.log_ratios(now.log_prob, given(batch.log_prob), mask, cfg.level, batch.turn)
     advantage, low, high = given(batch.advantage), hp["clip_low"], hp["clip_high"]
@@ -247,12 +252,17 @@ def _descend(losses: Tensor, healthy: Tensor, hp: Hyper, batch: Text, state: Sta
 def learner(loss: Callable[..., Tensor], completions: bool = False) -> Callable[..., Learned]:
     """Return the function `update` of a language algorithm, which makes an update of all members in place.
 
+    The returned function takes (cfg, state, hp, batch, healthy, draw, turn): the algorithm's configuration and state,
+    the hyper-parameters, the minibatch `Text`, which members learn (`[P]` bool); `draw` and `turn` have no effect. The
+    function changes the networks in `state`, and returns `Learned`: the losses `[P]`, which of P members are still
+    healthy, and errors.
+
     Args:
-        loss: the algorithm's loss, a function (cfg, hp, now, batch) of its configuration, hyper-parameters, the present
-            scores of the tokens and the minibatch.
+        loss: the algorithm's loss, a function (cfg, hp, now, batch) that returns `[P]`, where `now` holds the present
+            log-probabilities of the tokens.
         completions: whether the algorithm learns from its own completions. Then `update` computes entropies if the loss
-            needs them. As errors `[P, 1]` it returns each of P members' largest change of a token's log-probability
-            since the token was generated.
+            needs them, and the errors `[P, 1]` are each member's largest change of a token's log-probability since the
+            token was generated. If not, the errors are None.
     """
 
     def update(cfg: Any, state: Any, hp: Hyper, batch: Text, healthy: Tensor, draw: Stream, turn: int) -> Learned:
@@ -270,10 +280,11 @@ def learner(loss: Callable[..., Tensor], completions: bool = False) -> Callable[
 
 
 def always(*names: str) -> Callable[[Any], frozenset[str]]:
-    """Return a function `asks` that returns these names for every configuration.
+    """Return a function `asks`, which takes an algorithm's configuration and returns the set `names`, whatever the
+    configuration is.
 
     An algorithm's `asks` names what must be computed of rows of text before the algorithm reads them, such as
-    `reference`.
+    `reference`, the log-probabilities under the base model.
     """
     return lambda cfg: frozenset(names)
 

@@ -45,10 +45,11 @@ class State:
 
 
 def networks(cfg: Any, spaces: Spaces) -> dict[str, Widths]:
-    """Return input and output width of the network, which reads one arm's input.
+    """Return the input and output width of the only network, `q`, which reads one arm's input and returns the expected
+    reward.
 
     Raises:
-        ParamsError: an observation cannot be divided by the arms.
+        ParamsError: an observation cannot be divided by the number of arms.
     """
     o, a = spaces.observations, spaces.actions
     if cfg.contexts == "rows" and o % a:
@@ -63,12 +64,18 @@ def init(cfg: Any, nets: Nets) -> State:
 
 
 def explore(cfg: Any, step: int) -> float:
-    """Return the probability of a random arm: 0, the width explores."""
+    """Return the probability of a uniformly random arm: 0 at every `step`, because the algorithm explores by its
+    uncertainty."""
     return 0.0
 
 
 def arms(cfg: Any, obs: Tensor) -> Tensor:
-    """Return every arm's input: obs `[P, E, O]` → `[P, E, A, I]`."""
+    """Return the network's input for every arm (action): obs `[P, E, O]` → `[P, E, A, I]`.
+
+    P counts members, E observations of each, A arms, and I the numbers of an input. If `cfg.contexts` is `rows`, an
+    observation consists of one input per arm. Otherwise an arm's input is A · O numbers: the observation in the arm's
+    place, and zeros elsewhere.
+    """
     count = cfg.spaces.actions
     if cfg.contexts == "rows":
         return obs.view(*obs.shape[:-1], count, -1)
@@ -78,7 +85,10 @@ def arms(cfg: Any, obs: Tensor) -> Tensor:
 
 
 def values(cfg: Any, state: State, obs: Tensor) -> Tensor:
-    """Return every arm's expected reward: obs `[P, E, O]` → `[P, E, A]`."""
+    """Return the expected reward f(x; θ) of every arm, without gradient: obs `[P, E, O]` → `[P, E, A]`.
+
+    P counts members, E observations of each, A arms (actions).
+    """
     with torch.no_grad():
         x = arms(cfg, obs)
         found: Tensor = forward(state.q, x.flatten(1, 2))[..., 0].unflatten(1, x.shape[1:3])
@@ -86,14 +96,18 @@ def values(cfg: Any, state: State, obs: Tensor) -> Tensor:
 
 
 def greedy(cfg: Any, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
-    """Choose the arms with the highest expected reward: obs `[P, E, O]` → `[P, E]` int64."""
+    """Choose the legal arms with the highest expected reward: obs `[P, E, O]` → `[P, E]` int64.
+
+    There are P members with E environments each. legal is `[P, E, A]` bool for A arms, or None if all arms are legal.
+    """
     return best_legal(values(cfg, state, obs), legal)
 
 
 def gradients(net: Net, x: Tensor) -> Tensor:
-    """Return the gradient of every output by every parameter: x `[P, n, I]` → `[P, n, N]`.
+    """Return the gradients of the network's outputs with respect to all N parameters: x `[P, n, I]` → `[P, n, N]`.
 
-    Each input has a copy of its member's parameters, so that one way back gives all gradients apart.
+    There are n inputs of I numbers for each of P members. The result has one gradient per input: each input has a copy
+    of its member's parameters, so that one backward pass gives all gradients separately.
     """
     members, n = x.shape[:2]
     copies = Net(_repeated(net.structure, n), net.values.repeat_interleave(n, dim=0), trainable=True)
@@ -114,7 +128,11 @@ def _repeated(structure: Structure, times: int) -> Structure:
 
 
 def width(cfg: Any, state: State, obs: Tensor) -> Tensor:
-    """Return σ of every arm: obs `[P, E, O]` → `[P, E, A]`."""
+    """Return the uncertainty σ(x) of every arm's expected reward: obs `[P, E, O]` → `[P, E, A]`.
+
+    P counts members, E observations of each, A arms. σ²(x) = Σⱼ gⱼ(x)² / (λ + Sⱼ), where g is the gradient of the
+    network's output, λ is `cfg.ridge`, and Sⱼ is the sum of gⱼ² over the arms chosen so far, which `state.seen` holds.
+    """
     x = arms(cfg, obs)
     g = gradients(state.q, x.flatten(1, 2))  # [P, E · A, N]
     square: Tensor = (g.square() / (cfg.ridge + state.seen.square[:, None])).sum(dim=-1)
@@ -123,7 +141,11 @@ def width(cfg: Any, state: State, obs: Tensor) -> Tensor:
 
 
 def loss(cfg: Any, state: State, hp: Hyper, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return ½ Σ w (f − r)² + ½ d |θ − θ₀|² of each member, and f − r of each transition."""
+    """Return each member's loss `[P]`, and the error f − r of each transition `[P, B]`, for B transitions of P members.
+
+    The loss is ½ Σ w (f − r)² + ½ d |θ − θ₀|²: f is the expected and r the received reward, w the transition's weight,
+    d `cfg.decay`, θ the parameters, and θ₀ the initial parameters.
+    """
     errors = forward(state.q, _chosen(cfg, batch))[..., 0] - batch.reward
     own, first = (_leaves(net.views) for net in (state.q, state.start))
     far = sum((one - begun).square().flatten(1).sum(dim=1) for one, begun in zip(own, first, strict=True))
@@ -145,7 +167,19 @@ def _chosen(cfg: Any, batch: Batch) -> Tensor:
 
 
 def update(cfg: Any, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Any, turn: int) -> Learned:
-    """Descend on `loss`, then count the arms that were chosen since the last update, `hp["learn_step"]` of them."""
+    """Take one gradient step on `loss`, in place, and add the arms chosen since the last update to the sums S in
+    `state.seen`.
+
+    Return the losses `[P]`, which members are still healthy (all their numbers are finite), and the errors `[P, B]`.
+
+    Args:
+        cfg, state: the algorithm's configuration and state.
+        hp: hyper-parameters, `[P]` each. Each of the `learn_step` arms chosen since the last update adds the mean of g²
+            over the minibatch's first `COUNTED` rows to S.
+        batch: a minibatch of B transitions of P members.
+        healthy: `[P]` bool, the members that learn.
+        draw, turn: have no effect.
+    """
     losses, errors = loss(cfg, state, hp, batch)
     healthy = optim.descend(losses, healthy, hp["grad_clip"], (state.q, state.adam, hp["lr"]))
     state.updates.add_(healthy)

@@ -75,8 +75,8 @@ def descend(
 
     Args:
         loss: the members' losses, and the distances of their policies from the old policies, `[P]` each.
-        log_std: the state's log standard deviations as a leaf of autograd, see `optim.leaf`. They learn if actions are
-            continuous.
+        log_std: the state's log standard deviations as a leaf of autograd, see `optim.leaf`. The deviations learn if
+            actions are continuous.
         pairs: the networks with their Adam moments; pairs with None are skipped.
         cfg, state: the algorithm's configuration and state.
         hp: hyper-parameters, `[P]` each.

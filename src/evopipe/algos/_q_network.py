@@ -43,7 +43,7 @@ def init(cfg: Any, nets: Nets) -> State:
 def explore(cfg: Any, step: int) -> float:
     """Return ε after `step` environment steps of a member: it goes linearly from `eps_start` to `eps_end`.
 
-    It reaches `eps_end` after `eps_steps` steps.
+    The end value is reached after `eps_steps` steps.
     """
     return float(cfg.eps_start + min(1.0, step / cfg.eps_steps) * (cfg.eps_end - cfg.eps_start))
 
@@ -65,7 +65,8 @@ def greedy(cfg: Any, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
 def act(cfg: Any, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
     """Return the legal actions of highest value, or with probability ε uniformly random legal actions, `[P, E]` int64.
 
-    obs is `[P, E, O]` (P members, E environments each), legal `[P, E, A]`, epsilon (ε) `[P]`.
+    obs is `[P, E, O]` (P members, E environments each), legal `[P, E, A]` bool, epsilon (ε) `[P]`; `draw` is the stream
+    of random numbers.
     """
     return epsilon_greedy(values(cfg, state, obs), legal, epsilon, draw)
 
@@ -85,7 +86,11 @@ def target(cfg: Any, state: State, batch: Batch) -> Tensor:
 def recipe(cfg: Any, state: State, hp: Hyper, batch: Batch, alpha: Tensor | None = None) -> Recipe | None:
     """Return the `Recipe` by which the C kernels make a whole update. Return None if they cannot; then torch makes it.
 
-    `alpha` `[P]`, one number per member, is the weight of a conservative term in the loss; None for no such term.
+    Args:
+        cfg, state: the algorithm's configuration and state.
+        hp: hyper-parameters, `[P]` each for P members.
+        batch: the minibatch of the update.
+        alpha: `[P]`, the weight of the conservative term in the loss; None for no such term.
     """
     rates: dict[str, Row] = {"lr_critic": hp["lr"], "grad_clip": hp["grad_clip"], "tau": hp["tau"]}
     if getattr(cfg, "target", "soft") == "hard":

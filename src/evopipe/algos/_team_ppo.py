@@ -124,7 +124,8 @@ def step(
     Return actions, log-probabilities, values and recurrent states after the step.
 
     Args:
-        seen: a function that computes the critics' inputs from all agents' observations.
+        seen: a function (groups, obs) that returns the critics' inputs `[P, K, B, inputs]`, from the team's
+            `AgentGroups` and all K agents' observations `[P, K, B, O]`.
         cfg, state: the algorithm's configuration and state.
         obs: `[P, E, O]` for P members, where E counts the agents of all environments.
         legal: `[P, E, A]` bool, the legal actions; None if all are.
@@ -152,7 +153,8 @@ def value(seen: Seen, cfg: Any, state: State, obs: Tensor, memory: Tensor, next_
     agents.
 
     Args:
-        seen: a function that computes the critics' inputs from all agents' observations.
+        seen: a function (groups, obs, next_alive) that returns the critics' inputs `[P, K, B, inputs]`, from the team's
+            `AgentGroups`, all K agents' observations `[P, K, B, O]` and their status `[P, K, B]` or None.
         cfg, state: the algorithm's configuration and state.
         obs: `[P, B, O]`, the observations.
         memory: `[P, B, M]`, the recurrent state before each observation.
@@ -189,10 +191,15 @@ def answers(seen: Seen) -> Answers:
 
 
 def greedy(cfg: Any, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
-    """Return every agent's most likely legal action, for obs `[P, E, O]` of P members, where E counts all environments'
-    agents.
+    """Return every agent's most likely legal action, `[P, E, …]` for P members, where E counts the agents of all
+    environments.
 
     A recurrent policy starts from a zero state.
+
+    Args:
+        cfg, state: the algorithm's configuration and state.
+        obs: `[P, E, O]`, the agents' observations.
+        legal: `[P, E, A]` bool, the legal actions; None if all are.
     """
     of = agent_groups(cfg)
     if (found := policy.greedy(cfg, state, obs, legal, of.places)) is not None:
@@ -209,7 +216,8 @@ def evaluate(seen: Seen, cfg: Any, state: State, batch: Sequences, log_std: Tens
     The minibatch holds B sequences of L steps for each of K agents and P members.
 
     Args:
-        seen: a function that computes the critics' inputs from all agents' observations.
+        seen: a function (groups, obs) that returns the critics' inputs `[P, K, B, inputs]`, from the team's
+            `AgentGroups` and all K agents' observations `[P, K, B, O]`.
         cfg, state: the algorithm's configuration and state.
         batch: the minibatch.
         log_std: the log standard deviations of continuous actions.
@@ -235,7 +243,8 @@ def loss(seen: Seen, cfg: Any, state: State, hp: Hyper, batch: Sequences, log_st
     over groups.
 
     Args:
-        seen: a function that computes the critics' inputs from all agents' observations.
+        seen: a function (groups, obs) that returns the critics' inputs `[P, K, B, inputs]`, from the team's
+            `AgentGroups` and all K agents' observations `[P, K, B, O]`.
         cfg, state: the algorithm's configuration and state.
         hp: hyper-parameters, `[P]` each.
         batch: a minibatch of the rollout.
@@ -259,10 +268,16 @@ def loss(seen: Seen, cfg: Any, state: State, hp: Hyper, batch: Sequences, log_st
 
 
 def learn(cfg: Any, state: State, hp: Hyper, lessons: policy.Lessons, healthy: Tensor) -> Learned | None:
-    """Learn from all minibatches of a rollout, in place, by the C kernels; see `native.policy.learn`.
+    """Learn from all minibatches of a rollout, in place, by the C kernels.
 
-    Return None if the kernels cannot do it; then `update` learns from one minibatch after another. `lessons` are the
-    minibatches.
+    Return the losses `[P]`, and which of P members are still healthy (all their numbers are finite). Return None if the
+    kernels cannot do it; then `update` learns from one minibatch after another.
+
+    Args:
+        cfg, state: the algorithm's configuration and state.
+        hp: hyper-parameters, `[P]` each.
+        lessons: the rollout and its minibatches.
+        healthy: `[P]` bool, the members that learn.
     """
     return policy.learn(cfg, state, hp, lessons, healthy, agent_groups(cfg).places)
 
@@ -270,10 +285,21 @@ def learn(cfg: Any, state: State, hp: Hyper, lessons: policy.Lessons, healthy: T
 def update(
     seen: Seen, cfg: Any, state: State, hp: Hyper, batch: Sequences, healthy: Tensor, draw: Stream, turn: int
 ) -> Learned:
-    """Take one gradient step on a minibatch of a rollout, in place, see `_ppo.descend`.
+    """Take one gradient step on a minibatch of a rollout, in place; return the losses, and which members are still
+    healthy.
 
-    The function `seen` computes the critics' inputs from all agents' observations; `turn` is 0 for the first minibatch
-    of the rollout, else 1.
+    A member whose policy is too far from the policy that collected the rollout makes no more updates until its next
+    rollout, see `_ppo.descend`.
+
+    Args:
+        seen: a function (groups, obs) that returns the critics' inputs `[P, K, B, inputs]`, from the team's
+            `AgentGroups` and all K agents' observations `[P, K, B, O]`.
+        cfg, state: the algorithm's configuration and state.
+        hp: hyper-parameters, `[P]` each.
+        batch: the minibatch.
+        healthy: `[P]` bool, the members that learn.
+        draw: has no effect.
+        turn: 0 for the first minibatch of the rollout, else 1.
     """
     log_std = optim.leaf(state.log_std)
     pairs = (state.actor, state.actor_adam), (state.critic, state.critic_adam)

@@ -74,7 +74,8 @@ greedy = _actor_critic.best
 def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
     """Return the greedy actions, or with probability ε random actions: `[P, E]` int64, or `[P, E, A]` if continuous.
 
-    obs is `[P, E, O]` for P members with E environments each, legal `[P, E, A]`, epsilon (ε) `[P]`.
+    obs is `[P, E, O]` for P members with E environments each, legal `[P, E, A]` bool, epsilon (ε) `[P]`; `draw` is the
+    stream of random numbers.
     """
     if cfg.spaces.continuous:
         return or_random(greedy(cfg, state, obs, legal), epsilon, draw)

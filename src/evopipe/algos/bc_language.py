@@ -61,8 +61,8 @@ def logits(cfg: Config, hp: Hyper, said: Mapping[str, Tensor]) -> Tensor:
     Args:
         cfg: the algorithm's configuration.
         hp: hyper-parameters, `[P]` each.
-        said: the outputs of the networks that are needed to write, by name: `[P, n, …]` for n positions of P members. V
-            counts the tokens of the vocabulary.
+        said: the outputs of the networks that are needed to write, by the network's name: `[P, n, …]` for n positions
+            in texts, of P members. V counts the tokens of the vocabulary.
     """
     return said["policy"]
 

@@ -70,7 +70,7 @@ def preference(cfg: Config, now: TokenScores, batch: Text, hp: Hyper) -> ops.Pre
     The first n completions of the batch are the chosen ones, the last n the rejected ones.
 
     Args:
-        cfg: the algorithm's configuration, which says which loss it is.
+        cfg: the algorithm's configuration, whose field `loss` says which loss is computed.
         now: the present log-probabilities of the tokens.
         batch: the completions.
         hp: hyper-parameters, `[P]` each: `beta`, `margin` and `nll_alpha`.
@@ -93,6 +93,12 @@ def fitness(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
 
     All members are scored with β, γ and α of `params.yaml`, because losses with the members' own values would not be
     comparable.
+
+    Args:
+        cfg: the algorithm's configuration.
+        hp: hyper-parameters, `[P]` each, of which only the shape counts.
+        now: the present log-probabilities of the tokens.
+        batch: 2 n rows: the n chosen completions, then the n rejected ones.
     """
     own = {name: getattr(cfg, name) + 0.0 * hp[name] for name in ("beta", "margin", "nll_alpha")}
     return -preference(cfg, now, batch, own).loss
@@ -101,8 +107,14 @@ def fitness(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
 def figures(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> dict[str, Tensor]:
     """Return statistics of each held-out pair for reports, by name, `[P, n]` each for n pairs of P members.
 
-    The statistics are whether the policy prefers the chosen completion, and the policy's probability of each of the two
-    completions.
+    `accuracy` is 1 if the policy prefers the chosen completion, else 0. `chosen` and `rejected` are the policy's
+    probabilities of the two completions.
+
+    Args:
+        cfg: the algorithm's configuration.
+        hp: hyper-parameters, `[P]` each.
+        now: the present log-probabilities of the tokens.
+        batch: 2 n rows: the n chosen completions, then the n rejected ones.
     """
     chosen, rejected = (x.exp() for x in _language.completion_sums(now.log_prob, batch))
     return {"accuracy": (preference(cfg, now, batch, hp).margin > 0).float(), "chosen": chosen, "rejected": rejected}

@@ -78,7 +78,7 @@ class State:
 
 
 class Values(NamedTuple):
-    """The critic's values of states.
+    """The critic's values in states, of which each is a text up to some token.
 
     Attributes:
         first, second: `[…, V]`, the action values Q₁ and Q₂ of each of V tokens.
@@ -96,12 +96,12 @@ class Values(NamedTuple):
 
 
 class Said(NamedTuple):
-    """The outputs of networks for B games of L tokens of P members.
+    """The outputs of the algorithm's networks for B games of L tokens, of P members.
 
     Attributes:
-        policy: `[P, B, L, …]`, the policy's logits.
+        policy: `[P, B, L, V]`, the policy's logits of each of V tokens of the vocabulary.
         critic: `[P, B, L, …]`, the outputs of the critic, see `Values`.
-        target: `[P, B, L, …]`, those of the target critic.
+        target: `[P, B, L, …]`, the outputs of the target critic, see `Values`.
     """
 
     policy: Tensor
@@ -126,13 +126,14 @@ def init(cfg: Config, nets: Nets) -> State:
 def logits(cfg: Config, hp: Hyper, said: Mapping[str, Tensor]) -> Tensor:
     """Return the logits `[P, n, V]` from which tokens are sampled.
 
-    They are the policy's log-probabilities, lowered by β times the advantage for tokens of negative advantage.
+    The logits are the policy's log-probabilities. The logit of a token with a negative advantage, by the target critic,
+    is lowered by β times the advantage's size.
 
     Args:
         cfg: the algorithm's configuration.
         hp: hyper-parameters, `[P]` each.
-        said: the outputs of the networks that are needed to write, by name: `[P, n, …]` for n positions of P members. V
-            counts the tokens of the vocabulary.
+        said: the outputs of the networks that are needed to write, by the network's name: `[P, n, …]` for n positions
+            in texts, of P members. V counts the tokens of the vocabulary.
     """
     values = Values.of(said["critic_target"])
     advantage = torch.minimum(values.first, values.second) - values.state[..., None]
@@ -142,7 +143,7 @@ def logits(cfg: Config, hp: Hyper, said: Mapping[str, Tensor]) -> Tensor:
 def loss(cfg: Config, hp: Hyper, said: Said, batch: Games) -> tuple[Tensor, Tensor]:
     """Return the losses of each member's policy and of its critic, `[P]` each, on a minibatch of games.
 
-    `said` holds the outputs of the networks for these games.
+    `said` holds the outputs of the networks for these games, and hp the hyper-parameters, `[P]` each.
     """
     token, weight = batch.ids[..., 1:], ops.token_weights(batch.acts, "token")
     now, target = Values.of(said.critic), Values.of(said.target)

@@ -97,8 +97,8 @@ greedy = _actor_critic.best
 def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
     """Return the greedy actions, with noise if actions are continuous, or with probability ε random actions.
 
-    obs is `[P, E, O]` (P members, E environments each), epsilon (ε) `[P]`. The result is `[P, E, A]` for continuous
-    actions, else `[P, E]` int64.
+    obs is `[P, E, O]` (P members, E environments each), legal `[P, E, A]` bool, epsilon (ε) `[P]`; `draw` is the stream
+    of random numbers. The result is `[P, E, A]` for continuous actions, else `[P, E]` int64.
     """
     if cfg.spaces.continuous:
         return noisy(greedy(cfg, state, obs, legal), epsilon, draw, cfg.noise_sd)

@@ -80,6 +80,13 @@ def fitness(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
 
     All members are scored with β and λ of `params.yaml`, because losses with the members' own values would not be
     comparable.
+
+    Args:
+        cfg: the algorithm's configuration.
+        hp: hyper-parameters, `[P]` each, of which only the shape counts.
+        now: the present log-probabilities of the tokens.
+        batch: 2 n rows, as in `losses`: the n held-out completions, then the same prompts with completions of other
+            rows.
     """
     own = {name: getattr(cfg, name) + 0.0 * hp[name] for name in ("beta", "desirable", "undesirable")}
     return -losses(cfg, now, batch, own)
@@ -88,8 +95,15 @@ def fitness(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
 def figures(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> dict[str, Tensor]:
     """Return statistics of each held-out completion for reports, by name, `[P, n]` each for n completions of P members.
 
-    `accuracy` is 1 if the policy makes a desirable completion more likely than the base model does, or an undesirable
-    completion less likely; else 0.
+    The only statistic is `accuracy`: 1 if the policy makes a desirable completion more likely than the base model does,
+    or an undesirable completion less likely; else 0.
+
+    Args:
+        cfg: the algorithm's configuration.
+        hp: hyper-parameters, `[P]` each.
+        now: the present log-probabilities of the tokens.
+        batch: 2 n rows, as in `losses`: the n held-out completions, then the same prompts with completions of other
+            rows.
     """
     own, _ = _language.completion_sums(now.log_prob - given(batch.reference), batch)
     desirable = given(batch.reward)[:, : own.shape[1]] > 0

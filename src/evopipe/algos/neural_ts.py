@@ -46,7 +46,16 @@ loss, update = _neural_bandit.loss, _neural_bandit.update
 
 
 def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Choose the arms whose drawn rewards are highest: obs `[P, E, O]`, legal `[P, E, A]`, epsilon `[P]` → `[P, E]`."""
+    """Choose the legal arms whose reward, drawn from a Gaussian with the expected reward as mean, is highest, or with
+    probability ε uniformly random legal arms: `[P, E]` int64.
+
+    Args:
+        cfg, state: the algorithm's configuration and state.
+        obs: `[P, E, O]`, the observations of P members with E environments each.
+        legal: `[P, E, A]` bool, the legal arms (actions).
+        epsilon: `[P]`, ε.
+        draw: the stream of random numbers.
+    """
     mean = values(cfg, state, obs)
     deviation = cfg.exploration * cfg.ridge**0.5 * _neural_bandit.width(cfg, state, obs)
     noise = draw.part(1).normal(mean[0].numel()).view_as(mean)

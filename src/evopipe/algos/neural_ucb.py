@@ -46,6 +46,15 @@ loss, update = _neural_bandit.loss, _neural_bandit.update
 
 
 def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Choose the arms with the highest bounds: obs `[P, E, O]`, legal `[P, E, A]`, epsilon `[P]` → `[P, E]`."""
+    """Choose the legal arms whose upper bound, the expected reward plus `cfg.exploration` times the uncertainty, is
+    highest, or with probability ε uniformly random legal arms: `[P, E]` int64.
+
+    Args:
+        cfg, state: the algorithm's configuration and state.
+        obs: `[P, E, O]`, the observations of P members with E environments each.
+        legal: `[P, E, A]` bool, the legal arms (actions).
+        epsilon: `[P]`, ε.
+        draw: the stream of random numbers.
+    """
     bound = values(cfg, state, obs) + cfg.exploration * _neural_bandit.width(cfg, state, obs)
     return epsilon_greedy(bound, legal, epsilon, draw)

@@ -116,8 +116,14 @@ def _memories(state: State, memory: Tensor) -> tuple[Tensor, ...]:
 def step(cfg: Config, state: State, obs: Tensor, legal: Tensor | None, memory: Tensor, draw: Stream | None) -> Chosen:
     """Sample actions from the policy, or take the most likely actions if `draw` is None.
 
-    Return actions, log-probabilities, values and the recurrent state after the step. obs is `[P, E, O]` (P members, E
-    environments each), and `memory` `[P, E, M]` the recurrent state before the step.
+    Return actions, log-probabilities, values and the recurrent state after the step.
+
+    Args:
+        cfg, state: the algorithm's configuration and state.
+        obs: `[P, E, O]`, the observations of P members with E environments each.
+        legal: `[P, E, A]` bool, the legal actions; None if all are.
+        memory: `[P, E, M]`, the recurrent state before the step.
+        draw: the stream of random numbers.
     """
     if (chosen := policy.act(cfg, state, obs, legal, memory, draw)) is not None:
         return chosen
@@ -136,7 +142,7 @@ def step(cfg: Config, state: State, obs: Tensor, legal: Tensor | None, memory: T
 def value(cfg: Config, state: State, obs: Tensor, memory: Tensor) -> Tensor:
     """Return the state values V(s) `[P, B]` of obs `[P, B, O]`, for B observations of P members.
 
-    `memory` `[P, B, M]` is the recurrent state before the observation.
+    `memory` `[P, B, M]` is the recurrent state before each observation.
     """
     if (found := policy.value(cfg, state, obs, memory)) is not None:
         return found
@@ -161,7 +167,7 @@ def answers(cfg: Config) -> Answers:
 def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
     """Return the most likely legal actions for obs `[P, E, O]`, of P members with E environments each.
 
-    A recurrent policy starts from a zero state.
+    legal is `[P, E, A]` bool, or None if all actions are legal. A recurrent policy starts from a zero state.
     """
     if (best := policy.greedy(cfg, state, obs, legal)) is not None:
         return best

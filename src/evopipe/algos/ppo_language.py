@@ -79,7 +79,8 @@ def asks(cfg: Config) -> frozenset[str]:
     """Return the names of what must be computed of completions before their advantages are estimated.
 
     The name `value` stands for the values of the tokens. The name `reference`, for the log-probabilities of the tokens
-    under the base model, is returned too if the weight β of the divergence from the base is or may become positive.
+    under the base model, is returned too if the weight β of the divergence from the base model is above 0, or mutation
+    may raise it above 0.
     """
     return frozenset({"value", "reference"} if _language.wants_reference(cfg) else {"value"})
 

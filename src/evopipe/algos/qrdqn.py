@@ -108,7 +108,8 @@ def loss(cfg: Config, state: State, hp: Hyper, batch: Batch) -> tuple[Tensor, Te
 def signals(cfg: Config, state: State, batch: Batch) -> dict[str, Tensor]:
     """Return training metrics `[P]` of each of P members on a minibatch, by name.
 
-    They are the means over the minibatch of the lowest and of the highest quantile of the return of the action taken.
+    The metrics are the means over the minibatch of the lowest and of the highest quantile of the return of the action
+    taken.
     """
     theta = _of_action(_quantiles(cfg, state.q, batch.obs), batch.action)
     ends = told.means(batch.weight, theta.amin(dim=-1), theta.amax(dim=-1)).unbind(dim=1)

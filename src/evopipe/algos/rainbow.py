@@ -99,7 +99,7 @@ def init(cfg: Config, nets: Nets) -> State:
 def explore(cfg: Config, step: int) -> float:
     """Return ε after `step` environment steps of a member: it goes linearly from `eps_start` to `eps_end`.
 
-    With noisy networks it is 0, because their noise explores.
+    With noisy networks, ε is 0, because the noise on the weights explores.
     """
     return 0.0 if cfg.noisy else _q_network.explore(cfg, step)
 
@@ -174,9 +174,9 @@ def _of_action(out: Tensor, action: Tensor) -> Tensor:
 def signals(cfg: Config, state: State, batch: Batch) -> dict[str, Tensor]:
     """Return training metrics `[P]` of each of P members on a minibatch, by name.
 
-    They are the means over the minibatch of the probabilities of the lowest and of the highest atom. Large values show
-    that `v_min` or `v_max` cuts off the return's distribution. If the algorithm is not `distributional`, the result is
-    an empty dict.
+    The metrics are the means over the minibatch of the probabilities of the lowest and of the highest atom. Large
+    values show that `v_min` or `v_max` cuts off the return's distribution. If the algorithm is not `distributional`,
+    the result is an empty dict.
     """
     if not cfg.distributional:
         return {}

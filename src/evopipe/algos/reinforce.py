@@ -70,8 +70,8 @@ networks, init, asks = _language.networks, _language.init, _language.asks
 
 
 def estimate(cfg: Config, hp: Hyper, done: Text, group: int) -> Text:
-    """Return the completions of a round with their advantages, which compare each completion's return with those of
-    others.
+    """Return the completions of a round with their advantages, which compare each completion's return with the returns
+    of other completions.
 
     If all returns that are compared are equal, `keep` becomes False for these completions, and members do not learn
     from them.

@@ -48,7 +48,8 @@ asks = _language.always("value", "end")
 def margins(now: TokenScores, batch: Text) -> Tensor:
     """Return the reward difference r(chosen) − r(rejected) of each pair, `[P, n]` for n pairs of P members.
 
-    The first n completions of the batch are the chosen ones, the last n the rejected ones.
+    `now` holds the present outputs of the head for every token. The first n completions of the batch are the chosen
+    ones, the last n the rejected ones.
     """
     chosen, rejected = ops.after_last(given(now.value), batch.mask).chunk(2, dim=1)
     return chosen - rejected
@@ -58,6 +59,12 @@ def fitness(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
     """Return the score of each held-out pair of completions, `[P, n]` for n pairs of P members.
 
     The score is the log-probability, in nats, that the chosen completion is preferred.
+
+    Args:
+        cfg: the algorithm's configuration.
+        hp: hyper-parameters, `[P]` each.
+        now: the present outputs of the head for each of the tokens.
+        batch: 2 n rows: the n chosen completions, then the n rejected ones.
     """
     return ops.preferred(margins(now, batch))
 
@@ -65,7 +72,13 @@ def fitness(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
 def figures(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> dict[str, Tensor]:
     """Return statistics of each held-out pair for reports, by name, `[P, n]` each for n pairs of P members.
 
-    `accuracy` is 1 if the chosen completion has the higher reward, else 0.
+    The only statistic is `accuracy`: 1 if the chosen completion has the higher reward, else 0.
+
+    Args:
+        cfg: the algorithm's configuration.
+        hp: hyper-parameters, `[P]` each.
+        now: the present outputs of the head for each of the tokens.
+        batch: 2 n rows: the n chosen completions, then the n rejected ones.
     """
     return {"accuracy": (margins(now, batch) > 0).float()}
 

@@ -105,7 +105,7 @@ def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tens
     """Return the greedy actions, for obs `[P, E, O]` of P members with E environments each.
 
     Continuous actions are the tanh of the policy's mean, `[P, E, A]` in [−1, 1]. Discrete actions are the most likely
-    legal ones, `[P, E]` int64.
+    legal ones, `[P, E]` int64; legal is `[P, E, A]` bool, or None if all are legal.
     """
     with torch.no_grad():
         out = forward(state.actor, forward(state.encoder, obs))
@@ -115,7 +115,8 @@ def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tens
 def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
     """Sample actions from the policy, or with probability ε uniformly: `[P, E, A]` if continuous, else `[P, E]` int64.
 
-    obs is `[P, E, O]` for P members with E environments each, legal `[P, E, A]`, epsilon (ε) `[P]`.
+    obs is `[P, E, O]` for P members with E environments each, legal `[P, E, A]` bool, epsilon (ε) `[P]`; `draw` is the
+    stream of random numbers.
     """
     with torch.no_grad():
         x = forward(state.encoder, obs)

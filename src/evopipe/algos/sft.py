@@ -39,6 +39,12 @@ def fitness(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
     """Return the score of each held-out completion, `[P, B]` for B completions of P members.
 
     The score is the mean log-probability of the completion's tokens, in nats.
+
+    Args:
+        cfg: the algorithm's configuration.
+        hp: hyper-parameters, `[P]` each.
+        now: the present log-probabilities of the tokens.
+        batch: the held-out completions.
     """
     return ops.row_means(now.log_prob, batch.mask)
 
@@ -46,7 +52,13 @@ def fitness(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
 def figures(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> dict[str, Tensor]:
     """Return statistics of each held-out completion for reports, by name, `[P, B]` each for B completions of P members.
 
-    `chance` is the probability of the whole completion.
+    The only statistic is `chance`, the probability of the whole completion.
+
+    Args:
+        cfg: the algorithm's configuration.
+        hp: hyper-parameters, `[P]` each.
+        now: the present log-probabilities of the tokens.
+        batch: the held-out completions.
     """
     return {"chance": now.log_prob.masked_fill(~batch.mask, 0.0).sum(dim=-1).exp()}
 

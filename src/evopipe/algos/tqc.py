@@ -108,7 +108,7 @@ explore = _actor_critic.explore
 def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
     """Return the greedy actions, the tanh of the policy's mean: obs `[P, E, O]` → `[P, E, A]` in [−1, 1].
 
-    There are P members with E environments each.
+    There are P members with E environments each. `legal` has no effect, because actions are continuous.
     """
     with torch.no_grad():
         return likeliest(forward(state.actor, obs)[..., : cfg.spaces.actions], legal, continuous=True)
@@ -117,7 +117,8 @@ def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tens
 def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
     """Sample actions from the policy, or with probability ε uniformly: obs `[P, E, O]` → `[P, E, A]`.
 
-    epsilon (ε) is `[P]` for P members with E environments each.
+    epsilon (ε) is `[P]` for P members with E environments each; `draw` is the stream of random numbers. `legal` has no
+    effect, because actions are continuous.
     """
     with torch.no_grad():
         return or_random(ops.squashed_draw(*ops.with_noise(forward(state.actor, obs), draw)), epsilon, draw.part(1))
@@ -144,7 +145,7 @@ def answers(cfg: Config) -> Answers:
 
 
 def target(cfg: Config, state: State, batch: Batch, draw: Stream) -> Tensor:
-    """Return the target quantiles y of each of B transitions of P members, in rising order.
+    """Return the target quantiles y of each transition in rising order, for B transitions of P members.
 
     The N quantiles of each of M target critics are pooled, and the d M largest are left out, where d is `dropped`. The
     result is `[P, B, (N − d) M]`.
@@ -169,7 +170,7 @@ def loss(cfg: Config, state: State, hp: Hyper, batch: Batch, draw: Stream) -> tu
 def signals(cfg: Config, state: State, batch: Batch) -> dict[str, Tensor]:
     """Return training metrics `[P]` of each of P members on a minibatch, by name.
 
-    They are the means over the minibatch of the lowest and of the highest of all critics' quantiles.
+    The metrics are the means over the minibatch of the lowest and of the highest of all critics' quantiles.
     """
     theta = action_value(state.critics, batch.obs, batch.action)
     ends = told.means(batch.weight, theta.amin(dim=(1, 3)), theta.amax(dim=(1, 3))).unbind(dim=1)

@@ -31,7 +31,7 @@ _NO_STEM = Stem()
 class Arch:
     """The architecture of one member's perceptrons, as plain data.
 
-    It is an `Architecture`; methods without a docstring are documented there.
+    The class implements the protocol `Architecture`, which documents the methods that have no docstring here.
 
     Attributes:
         encoder: the hidden layers of the encoder.
@@ -92,18 +92,23 @@ class Arch:
         return len(self.encoder) if self.kind == "lstm" else 0
 
     def own(self, widths: Widths) -> slice:
-        """Return a slice of `layers` that selects the hidden layers of a network with the role `widths.role`.
+        """Return the slice of `layers` that selects the hidden layers of a network with these widths.
 
-        The role `whole` has all layers, `encoder` those of the encoder and the latent, `head` those of the head.
+        The role `widths.role` decides: `whole` selects all layers, `encoder` the encoder's layers and the latent,
+        `head` the head's layers.
         """
         behind = 1 + len(self.encoder)
         return {"whole": slice(None), "encoder": slice(behind), "head": slice(behind, None)}[widths.role]
 
     def layout(self, widths: Widths, line: int = 1) -> Layout:
-        """Return where each parameter of a network is stored in its flat row, without padding.
+        """Return where each parameter of a network is stored in its flat row.
 
-        The parameter α of a blended layer (one whose output is mixed with its input) is followed by unused places up to
-        a multiple of `line`, so that later parameters are aligned.
+        Layers are stored without padding to other members' widths. Only the parameter α of a blended layer (one whose
+        output is mixed with its input) is followed by unused places, so that later parameters are aligned.
+
+        Args:
+            widths: the input and output width of the network, and its role.
+            line: the place after α is rounded up to a multiple of this number; 1 leaves no unused places.
         """
         at = 0
 
@@ -189,7 +194,8 @@ class Arch:
         return widths.copies * self.layout(widths).size
 
     def named(self, widths: Widths, row: Tensor) -> dict[str, Tensor]:
-        """Split a flat row into named tensors: `encoder.0.weight` `[in, out]`, `encoder.0.bias` `[out]` and so on.
+        """Split the flat row `[n]` of a network with these widths into named tensors: `encoder.0.weight` `[in, out]`,
+        `encoder.0.bias` `[out]` and so on.
 
         If a network has several copies, the copy's number comes first: `0.encoder.0.weight`.
         """
@@ -200,7 +206,8 @@ class Arch:
         return {p.name: p.of(row) if p.name.endswith("weight") else p.of(row).view(-1) for p in parts}
 
     def initialise(self, widths: Widths, rng: Any) -> Tensor:
-        """Draw the initial weights of a network, as a flat row `[n]`. `rng` is a `numpy.random.Generator`.
+        """Draw the initial weights of a network with these widths, as a flat row `[n]`. `rng` is a
+        `numpy.random.Generator`.
 
         - Weights are orthogonal with gain √2; those of the output layer have the gain in `widths` (Saxe et al., 2014).
         - Biases of hidden layers and convolutions are `zeros` or `uniform` in ±1/√inputs, as `widths.biases` says;

@@ -68,7 +68,7 @@ class Cohort:
             1 / b; the others have weight 0.
         healthy: `[P]` bool, False for members that have diverged.
         losses: `[P]`, the losses of the last update; NaN before the first.
-        pace: a function that returns how a member learns.
+        pace: a function that returns a member's `Pace`: its batch size, and when it learns.
         normaliser: the running statistics of observations and rewards; None if nothing is normalised.
         runner: a cache of recorded functions, such as CUDA graphs.
     """
@@ -101,7 +101,7 @@ class Cohort:
 
     @property
     def batch(self) -> int:
-        """The padded batch size B."""
+        """The padded batch size B, which is the number of places in a minibatch."""
         return self.weight.shape[1]
 
     @property
@@ -206,8 +206,8 @@ def cost(members: Sequence[Member], pace: PaceOf, costs: _Costs = COSTS["cpu"]) 
 
     Args:
         members: the members.
-        pace: a function that returns a member's `Pace`, which has its batch size.
-        costs: the constants of the device.
+        pace: a function that returns a member's `Pace`, which holds the member's batch size.
+        costs: the constants of the cost model for the device.
     """
     batch = max(pace(member).room for member in members)
     work = members[0].arch.work([member.arch for member in members])
@@ -275,8 +275,10 @@ def form(
         state_type: the algorithm's class `State`.
         widths: the input and output width of every network.
         device: the device of the cohorts' tensors.
-        pace: a function that returns how a member learns.
-        mode: which members may share a cohort: `exact`, `merged` or `whole`, see `Grouping`.
+        pace: a function that returns a member's `Pace`: its batch size, and when it learns.
+        mode: which of the members that learn at the same steps and have equal `family` share a cohort: `exact`, only
+            those with equal `signature` and padded batch size; `merged`, others too if that is faster by the cost
+            model; `whole`, all.
         paths: the fast paths (CUDA graphs, `torch.compile`) that the cohorts use; None for none.
     """
     groups = _group(members, pace, mode, device.type)
@@ -377,7 +379,7 @@ def create(
 
     Args:
         members: members of one architecture, which have no tensors yet.
-        init: the algorithm's function from networks to its state.
+        init: the algorithm's function that makes the initial state from the networks by name.
         rows: the initial parameters of every network, by name: one flat row per member.
         widths: the input and output width of every network.
     """

@@ -18,7 +18,8 @@ from evopipe.types import Tensor
 class Copies:
     """A structure in which each row holds the parameters of several networks of one architecture, one after the other.
 
-    A team uses it where each agent has its own network. The methods are those of `Structure`.
+    A team uses it where each group of agents has its own network. The class implements the protocol `Structure`, which
+    documents the methods.
 
     Args:
         inner: the structure with one row per network; the rows of a member's networks are adjacent.

@@ -32,7 +32,7 @@ def forms_of_rows(
 
     Args:
         state_type: the algorithm's class `State`.
-        init: the algorithm's function from networks to its state.
+        init: the algorithm's function that makes the initial state from the networks by name.
         widths: the input and output width of every network.
         spaces: the environment's spaces.
     """
@@ -68,7 +68,8 @@ def misfit(
 
     Args:
         tensors: the member's tensors by name.
-        forms: the expected forms. Every tensor must be present, except those of a normaliser.
+        forms: the expected form (shape and type) of each tensor, by name. Every tensor must be present, except those of
+            a normaliser.
         arch: the member's architecture.
         spaces: the environment's spaces.
         recurrent: whether the algorithm allows recurrent networks.

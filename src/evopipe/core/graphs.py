@@ -93,21 +93,22 @@ class Runner:
         bound: Callable[[], Sequence[Tensor]],
         written: Callable[[], Sequence[Tensor]] = lambda: (),
     ) -> Callable[[], tuple[Tensor, ...]]:
-        """Return a function without arguments that runs a piece of work on the tensors `inputs`. It is meant to be
-        called once.
+        """Return a function that runs a piece of work once on the tensors `inputs`.
 
-        The work is recorded when a `name` is new, and replayed later. If the fast paths have `capture` `none`, the
-        function calls the work directly. The function returns the work's outputs, a tuple of tensors.
+        The returned function takes no arguments, and returns the work's outputs, a tuple of tensors. The work is
+        recorded when its `name` is new, and replayed in later calls of `ready`. If the fast paths have `capture`
+        `none`, the work is called directly.
 
         Args:
             name: identifies the work, and everything that changes its shapes or operators.
-            make: returns the work, a function of tensors on the device that never synchronises with the host. The
-                argument of `make` is a decorator for the part that may be compiled.
+            make: a function that returns the work. The work is a function of tensors on the device that never
+                synchronises with the host. The argument of `make` is a decorator, which `make` applies to the part that
+                may be compiled.
             inputs: the tensors that are new at every call, on the host or the device. Shapes and types must not change.
             device: the device on which the work runs.
-            bound: returns the other tensors that the work reads. If one of them, or of `written`, is no longer the same
-                tensor object, the work is recorded again.
-            written: returns the tensors that the work writes in place.
+            bound: a function without arguments that returns the other tensors that the work reads. If one of them, or
+                of those that `written` returns, is no longer the same tensor object, the work is recorded again.
+            written: a function without arguments that returns the tensors that the work writes in place.
         """
         if self.paths.capture == "none":
             return partial(make(lambda function: function), *(upload(x, device) for x in inputs))

@@ -81,7 +81,7 @@ class AgentGroups:
     def seen(self) -> list[int]:
         """The columns that are no padding when the `plain` columns of all agents' observations are put side by side.
 
-        Each is an index in 0 … K · (number of plain columns) − 1. Agents with shorter observations have padding
+        Each column is an index in 0 … K · (number of plain columns) − 1. Agents with shorter observations have padding
         columns.
         """
         n = len(self.plain)
@@ -91,7 +91,7 @@ class AgentGroups:
     def done(self) -> list[int]:
         """The columns that are no padding when the A action columns of all agents are put side by side.
 
-        Each is an index in 0 … K · A − 1. Agents with fewer actions have padding columns.
+        Each column is an index in 0 … K · A − 1. Agents with fewer actions have padding columns.
         """
         return [i * self.spaces.actions + j for i, own in enumerate(self.team.actions) for j in range(own)]
 
@@ -185,7 +185,8 @@ class AgentGroups:
     def run(self, net: Net, x: Tensor) -> Tensor:
         """Run every agent's network `net` on the agent's inputs x: `[P, K, B, inputs]` → `[P, K, B, outputs]`.
 
-        If every agent has two networks (twins), the result is `[2, P, K, B, outputs]`.
+        `net` holds the networks of all groups. If every group has two networks (twins), the result is `[2, P, K, B,
+        outputs]`.
         """
         out = forward(net, self.seated(x))
         if out.ndim == 3:
@@ -213,7 +214,8 @@ class AgentGroups:
         return (of == ACTS) | ((of == CUT) & (next_alive.transpose(1, 2)[..., None] == CUT))
 
     def together(self, obs: Tensor, actions: Tensor | None = None) -> Tensor:
-        """Return the input of every agent's centralised critic, `[P, K, B, joint]`.
+        """Return the input of every agent's centralised critic, `[P, K, B, inputs]`, with the width that the method
+        `joint` returns.
 
         A critic reads all agents' observations and, if they are given, actions. It reads the images of its own agent
         only, because a network has convolutions for one observation.
@@ -236,8 +238,8 @@ class AgentGroups:
         return self.named(torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0])
 
     def own(self, actions: Tensor, else_: float = 0.0) -> Tensor:
-        """Return actions `[P, K, B, A]` with the number `else_` in the columns that an agent with fewer actions
-        lacks."""
+        """Return actions `[P, K, B, A]` in which the columns that an agent with fewer than A actions lacks hold the
+        number `else_`."""
         missing = self.on(actions.device).missing
         return actions if missing is None else actions.masked_fill(missing, else_)
 
@@ -246,15 +248,15 @@ class AgentGroups:
         agents.
 
         Args:
-            legal: the environment's mask of legal actions, `[P, K, B, A]` bool; None if there is none. Then the actions
-                that an agent lacks are illegal.
+            legal: the environment's mask of legal actions, `[P, K, B, A]` bool, which is returned unchanged. If it is
+                None, and agents have different numbers of actions, an agent's legal actions are all that the agent has.
             like: a tensor of the result's shape.
         """
         missing = self.on(like.device).missing
         return ~missing.expand_as(like) if legal is None and missing is not None else legal
 
     def of_group(self, x: Tensor) -> Tensor:
-        """Return for each agent the values of its group: x `[P, G, …]` → `[P, K, …]`."""
+        """Return for each agent the values x of its group: x is `[P, G, …]`, the result `[P, K, …]`."""
         group = self.on(x.device).group
         return x if group is None else x.index_select(1, group)
 
@@ -272,17 +274,17 @@ def _side_by_side(x: Tensor, columns: Tensor | None) -> Tensor:
 
 
 def agent_groups(cfg: Any, spaces: Spaces | None = None) -> AgentGroups:
-    """Return the agents of an environment, divided into the groups that share networks by the algorithm's
-    configuration.
+    """Return the agents of an environment, divided into groups of agents that share a network.
 
     An environment with one agent counts as a team of one.
 
     Args:
-        cfg: the algorithm's configuration.
+        cfg: the algorithm's configuration. Its fields `share` and `groups` say which agents form a group.
         spaces: the environment's spaces; None for those in `cfg`.
 
     Raises:
-        ValueError: a group names no agent, or an agent is in no group or in two, see `Team.groups`.
+        ValueError: the field `groups` has an empty group or an unknown agent, or an agent is in no group or in two
+            groups.
     """
     spaces = spaces or cfg.spaces
     return _agent_groups(spaces, cfg.share, tuple((name, tuple(agents)) for name, agents in cfg.groups.items()))

@@ -27,8 +27,8 @@ class Part(NamedTuple):
 
     Attributes:
         name: the parameter's name.
-        start: the index of its first number in the flat row.
-        rows, columns: its shape.
+        start: the index of the tensor's first number in the flat row.
+        rows, columns: the tensor's shape.
         groups: the number of groups into which the columns are divided: in an LSTM layer one for each gate, else 1.
     """
 

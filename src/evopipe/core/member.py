@@ -43,7 +43,7 @@ class Member:
         hyper: the hyper-parameters by name.
         tensors: the tensors by name, without padding: `q` `[n]`, `adam.mean` `[n]`, `normaliser.mean` `[N]`, …
         healthy: False as soon as a loss, gradient, weight or score of the member is not finite.
-        fitness: the scores of the ancestors' evaluations, then of the member's own.
+        fitness: the scores of the ancestors' evaluations, followed by the scores of the member's own evaluations.
     """
 
     slot: int
@@ -73,23 +73,31 @@ class Member:
 def parameters(*networks: str, trainable: bool = False) -> Any:
     """Declare a field of an algorithm's state that holds the parameters of one or several networks, as a `Net`.
 
-    The field is None if the configuration has no such network. If K networks are named, they run in one batch: the K
-    rows of each of P members are adjacent, `[P · K, N]`. A configuration may use only the first of the named networks.
-    `trainable` says whether gradients train the parameters.
+    The field is None if the configuration has no such network.
+
+    Args:
+        networks: the names of the networks. If there are K, they run in one batch: the K rows of each of P members are
+            adjacent, `[P · K, N]`. A configuration may use only the first of them.
+        trainable: whether gradients train the parameters.
     """
     return field(metadata={"kind": "parameters", "networks": networks, "trainable": trainable})
 
 
 def scales(network: str, trainable: bool = False) -> Any:
-    """Declare a field of an algorithm's state that holds one scale for every parameter of `network`, as a `Net`.
+    """Declare a field of an algorithm's state that holds one scale for every parameter of a network, as a `Net`.
 
-    A noisy network, for example, has a noise scale for each parameter. `trainable` says whether the scales are learned.
+    A noisy network, for example, has a noise scale for each parameter.
+
+    Args:
+        network: the name of the network.
+        trainable: whether gradients train the scales.
     """
     return field(metadata={"kind": "scales", "networks": (network,), "trainable": trainable})
 
 
 def moments(*networks: str) -> Any:
-    """Declare a field of an algorithm's state that holds the Adam moments of one or several networks, as an `Adam`."""
+    """Declare a field of an algorithm's state that holds the Adam moments of the networks with these names, as an
+    `Adam`."""
     return field(metadata={"kind": "moments", "networks": networks})
 
 
@@ -99,7 +107,7 @@ def row() -> Any:
 
 
 def names_of(f: dataclasses.Field[Any]) -> list[str]:
-    """Return the names that the tensors of a field of an algorithm's state have in `Member.tensors`.
+    """Return the names that the tensors of the field `f` of an algorithm's state have in `Member.tensors`.
 
     For a field of one network, the only name is the field's own. A field of several networks has a name for each, such
     as `critics.critic_1`.

@@ -36,7 +36,7 @@ _TRIED = 2  # rows of a batch, and members, that a module is tried with
 class Module:
     """The architecture of a member whose networks are the user's own `torch.nn.Module`.
 
-    It is an `Architecture`; methods without a docstring are documented there.
+    The class implements the protocol `Architecture`, which documents the methods that have no docstring here.
 
     Attributes:
         module: the user's class, as `module:Class`.
@@ -55,9 +55,11 @@ class Module:
         Args:
             module: the class, as `module:Class`.
             kwargs: the arguments of the class.
-            key: the parameter that errors name.
+            key: the parameter that holds the text `module`; it begins error messages.
 
-        The method raises what `own.import_name` raises.
+        Raises:
+            ParamsError: the text has another form, or the class does not exist or cannot be called.
+            EnvironmentFailed: importing the user's module raised.
         """
         import_name(module, key)
         return cls(module, json.dumps(dict(kwargs), sort_keys=True))
@@ -108,7 +110,9 @@ class Module:
     def build(self, widths: Widths, seed: int) -> torch.nn.Module:
         """Return a new module, an instance of the user's class in `eval()` mode, without gradients.
 
-        Its random draws depend on `seed` alone, and torch's global generator is left unchanged.
+        Args:
+            widths: the input and output width of the network.
+            seed: the module's random draws depend on it alone. Torch's global generator is left unchanged.
 
         Raises:
             ValueError: the constructor raised, or its result cannot serve as a network.
@@ -134,7 +138,8 @@ class Module:
         return made.eval().requires_grad_(False)
 
     def shapes(self, widths: Widths) -> dict[str, torch.Size]:
-        """Return the shape of every parameter by name, in the order in which the flat row holds the parameters."""
+        """Return the shape of every parameter of a network with these widths by name, in the order in which the flat
+        row holds the parameters."""
         return _prototype(self.kind, self, widths.inputs, widths.outputs).shapes
 
     def size(self, widths: Widths) -> int:
@@ -146,7 +151,8 @@ class Module:
         return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
 
     def initialise(self, widths: Widths, rng: Any) -> Tensor:
-        """Return the initial flat row, see `Architecture.initialise`. The module's own constructor draws the values."""
+        """Return the initial parameters of a network with these widths, as a flat row `[n]`. The module's own
+        constructor draws them, from a seed that `rng`, a `numpy.random.Generator`, draws."""
         return _flat(self.build(widths, int(rng.integers(2**63))))
 
     @staticmethod
@@ -158,10 +164,12 @@ class Module:
         return _Modules(len(archs), archs[0], widths, device)
 
     def options(self, bounds: ArchitectureBounds, networks: Sequence[Widths]) -> Iterator[Option]:
-        """Return the possible mutations, see `Architecture.options`. The user's class defines them.
+        """Yield every possible mutation of the user's module as an `Option`.
 
-        The class may define a static function `mutations(kwargs)`, which returns the changes that are possible from
+        An `Option` is a tuple (mutation method, what changes, value before, value after, architecture after). The
+        user's class may define a static function `mutations(kwargs)`, which returns the changes that are possible from
         these arguments as a dict: name of the change → new `kwargs`. Without the function there are no mutations.
+        `bounds` and `networks`, which other architectures need, have no effect.
         """
         offers = getattr(self.kind, "mutations", None)
         kwargs = json.loads(self.kwargs)
@@ -171,13 +179,18 @@ class Module:
                 yield str(what), str(what), self.describe(), after.describe(), after
 
     def carry(self, new: Module, widths: Widths, kind: str, row: Tensor, rng: Any) -> Tensor:
-        """Return the flat row `[n']` of the mutated module `new`, with the values of `row` `[n]` where both modules
-        have them.
+        """Return the flat row `[n']` of a mutated module, with the old row's values where both modules have them.
 
-        A parameter of `new` takes over values if the old module has a parameter of the same name with equally many
-        dimensions; entries at indices that both shapes have are copied. All other entries are new: for parameters they
-        are drawn by the module's constructor, for noise scales and optimiser moments they are 0. The arguments are
-        those of `Architecture.carry`.
+        A parameter of the mutated module takes over values if the old module has a parameter of the same name with
+        equally many dimensions; entries at indices that both shapes have are copied. All other entries are new:
+        parameters are drawn by the module's constructor, noise scales and optimiser moments are 0.
+
+        Args:
+            new: the mutated module.
+            widths: the input and output width of the network.
+            kind: what the row holds: `parameters`, `scales` or `moments`, see `core.member`.
+            row: `[n]`, the old row.
+            rng: a `numpy.random.Generator`, which draws new parameters.
         """
         carried = new.initialise(widths, rng) if kind == "parameters" else torch.zeros(new.size(widths))
         held = self.named(widths, row)
@@ -190,8 +203,12 @@ class Module:
     def check(self, networks: Mapping[str, Widths], key: str) -> None:
         """Run every network on a batch of zeros, to find faults of the user's module before training.
 
+        Args:
+            networks: the input and output width of every network, by name.
+            key: the parameter with which an error message begins.
+
         Raises:
-            ParamsError: a network fails; the message begins with the parameter `key`.
+            ParamsError: a network fails.
         """
         for name, widths in networks.items():
             try:

@@ -53,8 +53,8 @@ class Change:
     def parameters(self, row: Tensor, rng: Any) -> Tensor:
         """Return the parameters `[n']` of the mutated network, into which the old parameters `[n]` are carried over.
 
-        `rng` draws new weights. Parameters that the mutation adds leave the network's function unchanged at first; the
-        module's docstring says how.
+        `row` `[n]` holds the old parameters, and `rng`, a `numpy.random.Generator`, draws new weights. Parameters that
+        the mutation adds leave the network's function unchanged at first; the module's docstring says how.
         """
         fresh = self.new.initialise(self.widths, rng)
         if self._in_stem:
@@ -225,8 +225,15 @@ def _preserves_function(arch: Arch, widths: Widths, layer: int) -> bool:
 
 
 def options(bounds: ArchitectureBounds, arch: Arch, networks: Sequence[Widths]) -> Iterator[Option]:
-    """Return every mutation of an architecture that the bounds allow, for a member with these networks; see
-    `Option`."""
+    """Yield every mutation of a perceptron's architecture that the bounds allow, as an `Option`.
+
+    An `Option` is a tuple (mutation method, what changes, value before, value after, architecture after).
+
+    Args:
+        bounds: the limits and step sizes of mutated architectures, such as the fewest and most layers.
+        arch: the architecture.
+        networks: the input and output width of each of the member's networks.
+    """
     yield from _of_layers(bounds, arch, int(any(network.joins for network in networks)))
     yield from _of_widths(bounds, arch, networks)
     yield from _of_convolutions(bounds, arch)

@@ -57,7 +57,8 @@ class Net:
 
     @cached_property
     def frozen(self) -> Net:
-        """The network with the same parameters as constants, which get no gradient."""
+        """A network with the same parameters, which share memory with this network's, as constants that get no
+        gradient."""
         return replace(self, trainable=False)
 
     @cached_property
@@ -99,8 +100,8 @@ class Net:
         return torch.isfinite(self.values.sum(dim=1))
 
     def part(self, first: int, end: int | None, every: int = 1) -> Net:
-        """Return the network of every `every`-th row from `first` to `end` (exclusive). It shares memory with this
-        network."""
+        """Return the network of the rows `first` to `end` (exclusive) in steps of `every`; with `end` None, up to and
+        with the last row. It shares memory with this network."""
         return Net(self.structure.part(first, end, every), self.values[first:end:every], self.trainable)
 
     def _view(self, start: int, rows: int, columns: int) -> Tensor:
@@ -130,7 +131,8 @@ def forward(net: Net | None, x: Tensor, views: Any = None) -> Tensor:
     Args:
         net: the network; None returns x, for algorithms whose shared encoder is optional.
         x: the inputs.
-        views: parameters to use instead of the network's own, for example noisy ones.
+        views: parameter tensors to use instead of the network's own, in the form of `Net.views`, for example noisy
+            ones; None for its own.
     """
     if net is None:
         return x
@@ -158,9 +160,9 @@ def remember(net: Net | None, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor
 
 
 def memories(memory: Tensor, *nets: Net | None) -> tuple[Tensor, ...]:
-    """Split recurrent states `[…, M]` into the parts of these networks, in their order.
+    """Split recurrent states `[…, M]` into one part for each of the networks `nets`, in this order.
 
-    The part of a network without recurrent state has width 0.
+    The part of a network without recurrent state, or of None, has width 0.
     """
     return tuple(memory.split([0 if net is None else net.structure.memory for net in nets], dim=-1))
 
@@ -188,8 +190,8 @@ def score(policy: Net, text: Text, value: Net | None = None, entropy: bool = Fal
 
     Args:
         policy: the language models.
-        text: the rows of text.
-        value: the value heads; then values are returned too.
+        text: `[P, B, …]`, the B rows of text of each of P members.
+        value: the value heads, by which the values of the tokens are returned too; None for no values.
         entropy: whether entropies are computed, which takes as much memory as the logits. If not, they are 0.
     """
     structure: Any = policy.structure

@@ -39,9 +39,9 @@ class Statistics:
     """Running mean and variance of N columns, separately for each of P members, in float64.
 
     Attributes:
-        count: `[P]`, the number of values of each column so far.
-        mean: `[P, N]`, their mean.
-        square: `[P, N]`, the sum of their squared distances from the mean.
+        count: `[P]`, the number of values so far, which is the same for all columns of a member.
+        mean: `[P, N]`, the mean of each column's values.
+        square: `[P, N]`, the sum of the squared distances of each column's values from the column's mean.
     """
 
     count: Tensor
@@ -75,8 +75,8 @@ class Statistics:
         self.count.copy_(total)
 
     def scale(self) -> Tensor:
-        """Return 1 / √(σ² + ε) for each column, `[P, N]` float32, where σ² is the variance. It is 1 before the first
-        value."""
+        """Return 1 / √(σ² + ε) for each column, `[P, N]` float32, where σ² is the variance. The result is 1 before the
+        first value."""
         seen = self.count[:, None]
         variance = torch.where(seen > 0, self.square / seen.clamp(min=1.0), 1.0 - EPSILON)
         return (variance + EPSILON).rsqrt().float()
@@ -97,7 +97,8 @@ class Normaliser:
 
     @classmethod
     def stack(cls, members: Sequence[Mapping[str, Tensor]], device: torch.device) -> Normaliser | None:
-        """Stack the statistics in the members' tensors into a normaliser. Return None if the members have none."""
+        """Stack the statistics of several members into a normaliser on the device. `members` holds each member's
+        tensors by name. Return None if the members have none."""
         rows = {name: [m[name] for m in members] for name in KINDS if name in members[0]}
         held = {name: own[0] if name == COLUMNS else torch.stack(own) for name, own in rows.items()}
         return cls({name: tensor.to(device) for name, tensor in held.items()}) if held else None
@@ -128,8 +129,8 @@ class Normaliser:
         return Statistics(*(self.held[name] for name in names)) if names[0] in self.held else None
 
     def rows(self) -> Iterator[tuple[str, Sequence[Tensor]]]:
-        """Yield pairs (name, tensors): the name of a tensor in `Member.tensors`, and each member's tensor of that
-        name."""
+        """Yield a pair (name, tensors) for each name of a tensor of normalisation in `Member.tensors`; `tensors` are
+        the members' tensors of that name."""
         for name, tensor in self.held.items():
             yield name, [tensor] * len(self.clip) if name == COLUMNS else tensor.unbind(0)
 
@@ -195,7 +196,7 @@ class Normaliser:
             returns: `[P, E]` float64, the discounted returns of the unfinished episodes before the step.
             reward: `[P, E]`, the rewards of the step.
             gamma: `[P]`, the discounts.
-            given: `[P, E]` bool, which rewards count.
+            given: `[P, E]` bool, which rewards enter the statistics.
         """
         if self.returns is None:
             return reward, returns
@@ -236,7 +237,8 @@ def plain_columns(spaces: Spaces) -> Tensor:
 
 
 def after(tensors: Mapping[str, Tensor], obs: Tensor) -> dict[str, Tensor]:
-    """Return a member's tensors with the observation statistics updated by the observations `[n, O]` of a dataset.
+    """Return a member's tensors by name, with the observation statistics updated by the observations `obs` `[n, O]` of
+    a dataset.
 
     If the member does not normalise observations, its tensors are returned unchanged.
     """

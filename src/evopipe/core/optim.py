@@ -53,7 +53,8 @@ def start(*nets: Net) -> tuple[Any, ...]:
 
 
 def start_encoder(nets: Nets) -> tuple[Net | None, Net | None, Adam | None]:
-    """Return the shared encoder, a copy of it as target network, and its zero Adam moments.
+    """Return the shared encoder, a copy of it as target network, and its zero Adam moments. `nets` are the networks by
+    name.
 
     All three are None if the networks have no shared encoder.
     """

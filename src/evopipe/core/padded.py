@@ -92,12 +92,12 @@ class Views(NamedTuple):
 class Padded:
     """The structure of one perceptron of several members whose layers are padded to common widths.
 
-    The methods are those of `Structure`.
+    The class implements the protocol `Structure`, which documents the methods that have no docstring here.
 
     Args:
         archs: the members' architectures, ordered by activation, with equal convolutions.
         widths: the input and output width of the network.
-        device: the device of its masks.
+        device: the device of the structure's masks.
     """
 
     def __init__(self, archs: Sequence[Arch], widths: Widths, device: torch.device) -> None:
@@ -376,8 +376,8 @@ def noisy(net: Net, scale: Net, draw: Stream) -> list[Views]:
 
 
 def noise_scale(structure: Structure, sigma: float) -> Tensor:
-    """Return the initial noise scales σ `[P, N]` of noisy networks: `sigma` / √(inputs) for weights and biases, 0 on
-    padding.
+    """Return the initial noise scales σ `[P, N]` of noisy networks with this structure: `sigma` / √(inputs) for weights
+    and biases, 0 on padding.
 
     P is the number of members, N the length of a row of parameters.
     """

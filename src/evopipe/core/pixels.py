@@ -26,8 +26,8 @@ def numbers(pixels: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 
 
 def exact(x: npt.NDArray[Any]) -> npt.NDArray[np.uint8] | None:
-    """Return the bytes b for which b / 255 equals each number of x, `[n, …]` float32; None if a number is no such
-    fraction."""
+    """Return the bytes b for which b / 255 equals each number of x, `[n, …]` float32; None if a number of x is not b /
+    255 for any byte b."""
     found = np.empty(x.shape, np.uint8)
     for at in range(0, len(x), _ROWS):
         part = x[at : at + _ROWS]

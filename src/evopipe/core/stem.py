@@ -34,7 +34,8 @@ class Conv(NamedTuple):
     padding: int = 0
 
     def describe(self) -> str:
-        """Return a short text with the channels, the kernel size and a stride above 1, such as `32k3` or `32k3/2`."""
+        """Return a short text with the channels, the kernel size and the stride if it is above 1, such as `32k3` or
+        `32k3/2`."""
         return f"{self.channels}k{self.kernel}" + (f"/{self.stride}" if self.stride > 1 else "")
 
 
@@ -85,7 +86,7 @@ class Stem(NamedTuple):
         ]
 
     def vector(self, inputs: int) -> int:
-        """Return the number of the input's columns that belong to no image."""
+        """Return the number of columns that belong to no image, in a network's input with `inputs` columns."""
         return inputs - sum(image.size for image in self.images)
 
     def features(self) -> list[tuple[int, int]]:
@@ -113,14 +114,15 @@ class Stem(NamedTuple):
         return total
 
     def run(self, x: Tensor, layers: Sequence[tuple[Tensor, Tensor]], runs: Sequence[tuple[str, int, int]]) -> Tensor:
-        """Replace the images in inputs `[P, B, inputs]` by features of the convolutions, `[P, B, reads]`: B inputs of P
-        members.
+        """Replace the images in inputs `[P, B, inputs]` by features of the convolutions: B inputs of P members. The
+        result is `[P, B, n]`, where the method `reads` returns n.
 
         Args:
             x: the inputs.
             layers: weight `[P, channels in · kernel², channels out]` and bias `[P, 1, channels out]` of each
                 convolution, in the order of `parts`.
-            runs: (activation, first row, end row) of neighbouring members with the same activation, see `activate`.
+            runs: triples (activation, first row, end row), one for each run of neighbouring members with the same
+                activation.
         """
         vector, found, at = [], [], 0
         for i, image in enumerate(self.images):

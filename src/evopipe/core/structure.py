@@ -23,11 +23,12 @@ class Widths(NamedTuple):
         inputs: the number of inputs. For a head, it counts the head's own inputs, such as actions, which it reads
             before the latent.
         outputs: the number of outputs; 0 for an encoder, which has no output layer.
-        role: `whole` for an encoder and a head; `encoder` for an encoder alone, which ends with the latent, the layer
-            between both; `head` for a head alone.
+        role: the part of the architecture. `encoder` is the layers up to the latent, `head` the layers after the
+            latent, and `whole` is encoder and head together. The latent is the layer between encoder and head.
         copies: the number of such networks of each member, with parameters of their own, as for the agents of a team.
         gain: the scale of the initial weights of the output layer.
-        biases: how the biases of hidden layers are initialised; `auto` chooses by the activation.
+        biases: how the biases of hidden layers are initialised: `uniform` draws, `zeros`, or `auto`, which chooses one
+            of the two by the activation.
     """
 
     inputs: int
@@ -39,8 +40,8 @@ class Widths(NamedTuple):
 
     @property
     def joins(self) -> bool:
-        """Whether the network is a head that reads inputs of its own in addition to the latent. It must have a hidden
-        layer.
+        """Whether the network is a head that reads inputs of its own in addition to the latent. Such a head must have a
+        hidden layer.
 
         Without a hidden layer, Q(s, a) would be the sum of a term of s and a term of a, and the best action would be
         the same in every state.
@@ -104,15 +105,16 @@ class Structure(Protocol):
     def memory(self) -> int: ...
 
     def pack(self, rows: Sequence[Tensor]) -> Tensor:
-        """Return rows `[P, N]` of this structure that hold the members' own flat rows `[n_p]`, with zeros as
-        padding."""
+        """Return rows `[P, N]` of this structure that hold the members' own flat rows, `[n_p]` for member p, with zeros
+        as padding."""
 
     def unpack(self, packed: Tensor) -> list[Tensor]:
-        """Return the members' own flat rows `[n_p]` as copies, without padding, from rows `[P, N]` of this
-        structure."""
+        """Return the members' own flat rows, `[n_p]` for member p, as copies without padding, from rows `[P, N]` of
+        this structure."""
 
     def part(self, first: int, end: int | None, every: int = 1) -> Structure:
-        """Return the structure of every `every`-th row from `first` to `end` (exclusive).
+        """Return the structure of the rows `first` to `end` (exclusive) in steps of `every`; with `end` None, up to and
+        with the last row.
 
         Computing with the part gives the same bits as computing with the whole.
         """
@@ -121,8 +123,8 @@ class Structure(Protocol):
         """Return the structure with every row repeated `times` times; the repetitions of a row are adjacent."""
 
     def views(self, of: ViewOf) -> Any:
-        """Return the parameter tensors that the forward pass reads. `of` makes each tensor as a view of the rows, see
-        `ViewOf`."""
+        """Return the parameter tensors that the forward pass reads. The function `of` takes (start, rows, columns), and
+        returns these numbers of every member's row as a view `[P, rows, columns]`."""
 
     def forward(self, views: Any, x: Tensor) -> Tensor:
         """Run every row's network on its own batch: x `[P, B, inputs]` → `[P, B, outputs]`, for batches of B inputs.
@@ -132,19 +134,27 @@ class Structure(Protocol):
         """
 
     def remember(self, views: Any, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Take one step of a recurrent network; the arguments after `views`, and the result, are those of
-        `core.net.remember`.
+        """Take one step of a recurrent network; return the outputs `[P, B, outputs]` and the new state `[P, B, M]`.
 
-        `views` are the parameter tensors, as the method `views` returns them. The method is called only if the network
-        is recurrent.
+        The method is called only if the network is recurrent.
+
+        Args:
+            views: the parameter tensors, as the method `views` returns them.
+            x: `[P, B, inputs]`, B inputs of P members.
+            memory: `[P, B, M]`, the recurrent state after the previous step, zeros where an episode begins.
         """
 
     def unroll(self, views: Any, x: Tensor, memory: Tensor, begins: Tensor) -> Tensor:
-        """Take several steps of a recurrent network; the arguments after `views`, and the result, are those of
-        `core.net.unroll`.
+        """Take `L` steps of a recurrent network; return the outputs `[P, B, L, outputs]`.
 
-        `views` are the parameter tensors, as the method `views` returns them. The method is called only if the network
-        is recurrent.
+        The method is called only if the network is recurrent.
+
+        Args:
+            views: the parameter tensors, as the method `views` returns them.
+            x: `[P, B, L, inputs]`: B sequences of L inputs for each of P members.
+            memory: `[P, B, M]`, the recurrent state before the first step.
+            begins: `[P, B, L]` bool, True at the first step of an episode. The state is reset to 0 before that step,
+                and no gradient passes.
         """
 
 
@@ -157,8 +167,8 @@ class Architecture(Protocol):
         activation: the activation of the hidden layers, by which the members of a cohort are ordered; empty if it must
             not mutate.
         family: members may share a cohort only if their families are equal.
-        signature: in the grouping `exact`, members may share a cohort only if their signatures are equal too. A
-            member's results then do not depend on other members.
+        signature: if cohorts are formed in the mode `exact`, members may share a cohort only if their signatures are
+            equal too. A member's results then do not depend on other members.
     """
 
     @property
@@ -175,16 +185,18 @@ class Architecture(Protocol):
         """Return the architecture as JSON data with a field `kind`, which `core.member.read_architecture` reads."""
 
     def size(self, widths: Widths) -> int:
-        """Return the number of parameters of a member's network, which is the length of its flat row."""
+        """Return the number of parameters of a member's network with these widths, which is the length of its flat
+        row."""
 
     def named(self, widths: Widths, row: Tensor) -> Mapping[str, Tensor]:
-        """Return the weights and biases of a member's network by name, as views of its flat row `[n]`.
+        """Return the weights and biases of a member's network with these widths by name, as views of its flat row
+        `[n]`.
 
         Tensors with two dimensions are weight matrices, to which the mutation `parameters` adds noise.
         """
 
     def initialise(self, widths: Widths, rng: Any) -> Tensor:
-        """Draw the initial parameters of a member's network, as a flat row `[n]`. `rng` is a
+        """Draw the initial parameters of a member's network with these widths, as a flat row `[n]`. `rng` is a
         `numpy.random.Generator`."""
 
     @staticmethod
@@ -199,8 +211,14 @@ class Architecture(Protocol):
         """
 
     def options(self, bounds: ArchitectureBounds, networks: Sequence[Widths]) -> Iterator[Option]:
-        """Return every mutation of the architecture that the bounds allow, for a member with these networks; see
-        `Option`."""
+        """Yield every mutation of the architecture that the bounds allow, as an `Option`.
+
+        An `Option` is a tuple (mutation method, what changes, value before, value after, architecture after).
+
+        Args:
+            bounds: the limits and step sizes of mutated architectures, such as the fewest and most layers.
+            networks: the input and output width of each of the member's networks.
+        """
 
     def carry(self, new: Any, widths: Widths, kind: str, row: Tensor, rng: Any) -> Tensor:
         """Return the flat row `[n']` of the mutated architecture `new`, made from a flat row `[n]` of this
@@ -211,6 +229,6 @@ class Architecture(Protocol):
             widths: the input and output width of the network.
             kind: what the row holds: `parameters`, `scales` or `moments`, see `core.member`.
             row: `[n]`, the row of this architecture.
-            rng: draws new weights. Generators of equal state give the online and the target network the same new
-                weights.
+            rng: a `numpy.random.Generator`, which draws new weights. Generators of equal state give the online and the
+                target network the same new weights.
         """

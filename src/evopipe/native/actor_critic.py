@@ -19,17 +19,19 @@ _RATES = ("lr_actor", "lr_critic", "grad_clip", "tau")
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """The slices of a joint observation and action that belong to each of a team's `K` agents, and the agents'
-    networks.
+    """The description of a team of `K` agents for the C kernels: the widths of observations and actions, and which
+    agents share networks.
 
-    A single agent has `Places((observations,), (actions,))`.
+    A single agent with O observation values and A actions has `Places((O,), (A,))`. Every tuple has one entry per
+    agent.
 
     Attributes:
         sees: the width of each agent's observation.
         does: the width of each agent's action.
-        group: the index of the member's network that each agent uses.
-        seat: each agent's index among the agents that share its network.
-        ids: the length of the one-hot code of that index; 0 if no agents share a network.
+        group: the index of each agent's group. The agents of a group share the group's networks.
+        seat: each agent's index within its group.
+        ids: the length of the one-hot code of `seat`, which networks read with an observation; 0 if no agents share
+            networks.
     """
 
     sees: tuple[int, ...]
@@ -40,7 +42,8 @@ class Places:
 
     @property
     def joint(self) -> int:
-        """The width of a centralised critic's input: all observations and actions, and the one-hot code."""
+        """The width of a centralised critic's input: all observations and actions, and the one-hot code of one
+        agent."""
         return sum(self.sees) + sum(self.does) + self.ids
 
     @cached_property
@@ -49,9 +52,10 @@ class Places:
 
 
 def gumbels(draw: Stream, n: int) -> Tensor:
-    """Draw negative Gumbel noise by the C kernels, float32 `[P, n]` for P members, at least −40.
+    """Draw n numbers of negative Gumbel noise for each of P members, by the C kernels: float32 `[P, n]`, each at least
+    −40.
 
-    See `ops.distributions.gumbel`.
+    `draw` is the stream of random numbers. See `ops.distributions.gumbel`.
     """
     found = torch.empty(len(draw.keys), n)
     draws.kernel(build.kernels())("gumbels", draw.keys, salt(draw.purpose), draw.step, found)
@@ -70,8 +74,8 @@ def ddpg_update(
 ) -> Learned | None:  # fmt: skip
     """Update critics and, if `actor_learns`, deterministic actors in place, by the C kernels.
 
-    Return losses, errors, and which members are still healthy (all their numbers are finite). Return None if the
-    kernels cannot do the update; then torch does it.
+    Return the losses `[P]`, the errors `[P, B]` of the transitions, and which of P members are still healthy (all their
+    numbers are finite). Return None if the kernels cannot do the update; then torch does it.
 
     Args:
         of: the networks and optimisers.
@@ -84,7 +88,8 @@ def ddpg_update(
             Continuous next actions get this noise added, clipped to `noise_clip`. Discrete next actions are drawn by
             it; it is then Gumbel noise.
         own_noise: Gumbel noise of the same shape, which draws the actor's own discrete actions.
-        more: the keyword arguments of `ddpg_job`.
+        more: `discrete`, `noise_clip`, `temperature`, `penalty` and `alpha`, the settings of the update that `ddpg_job`
+            explains.
     """
     job = ddpg_job(of, hp, places, batch, **more)
     return None if job is None else update.learn("ddpg_update", of, job, batch, healthy, noise, own_noise, actor_learns)
@@ -103,12 +108,13 @@ def ddpg_job(
         of: the networks and optimisers.
         hp: the hyper-parameters, `[P]` each for P members.
         places: the team's agents, or a single agent.
-        batch: a minibatch.
+        batch: a minibatch, from which the width of an observation is read.
         discrete: whether actions are discrete.
         noise_clip: the largest size of the noise on next actions.
         temperature: the temperature of the Gumbel-softmax.
         penalty: the weight of the mean square of the actor's outputs in its loss.
-        alpha: α of TD3+BC, whose actors also imitate the batch's actions; None for actors that do not.
+        alpha: α of TD3+BC, the weight of the critic's value in an actor's loss that also imitates the minibatch's
+            actions; None for actors that do not imitate.
     """
     if of.actor is None or of.actor_target is None or batch.obs.dtype != torch.float32:
         return None
@@ -141,9 +147,9 @@ def sac_job(
 
     Args:
         of: the networks and optimisers.
-        state: the algorithm's state, which has the temperature.
+        state: the algorithm's state, which holds the logarithm of the temperature and its Adam moments.
         hp: the hyper-parameters, `[P]` each for P members.
-        batch: a minibatch.
+        batch: a minibatch, from which the width of an observation is read.
         discrete: whether actions are discrete.
         learns_alpha: whether the temperature is learned.
         target_entropy: the policy entropy towards which the temperature is adjusted.

@@ -38,19 +38,22 @@ _wholly = True  # whether whole updates may be theirs
 
 
 def use(kernels: Any) -> None:
-    """Select the kernels that compute on the CPU from now on, in this process and in its forks; None selects torch."""
+    """Select the C kernels that compute on the CPU from now on, in this process and in its forks.
+
+    `kernels` is the library that `load` returned; None lets torch compute.
+    """
     global _chosen
     _chosen = kernels
     rng.use(None if kernels is None else draws.kernel(kernels))
 
 
 def chosen() -> Any:
-    """Return the kernels that `use` selected; None if torch computes."""
+    """Return the library of C kernels that `use` selected; None if torch computes."""
     return _chosen
 
 
 def kernels() -> Any:
-    """Return the kernels that `use` selected. It is an error to call this while torch computes."""
+    """Return the library of C kernels that `use` selected. It is an error to call this while torch computes."""
     assert _chosen is not None
     return _chosen
 
@@ -71,16 +74,17 @@ def serve(*tensors: Tensor) -> bool:
 def serve_wholly(*tensors: Tensor) -> bool:
     """Return whether kernels may compute a whole update of these tensors.
 
-    They may if `serve` is True, and no `by_operators` block is open.
+    The kernels may do so if `serve` is True for these tensors, and no `by_operators` block is open.
     """
     return _wholly and serve(*tensors)
 
 
 @contextlib.contextmanager
 def by_operators() -> Iterator[None]:
-    """Let torch compute updates while the `with` block lasts.
+    """Let torch control updates while the `with` block lasts.
 
-    Within an update, the kernels then compute only single operators, such as dense layers.
+    Within an update, the C kernels then compute only single operators, such as dense layers, instead of the whole
+    update.
     """
     global _wholly
     _wholly = False
@@ -102,7 +106,8 @@ def by_torch() -> Iterator[None]:
 
 
 def done(starved: int) -> None:
-    """Raise MemoryError if `starved`, a kernel's return value, says that the kernel could not allocate memory."""
+    """Raise MemoryError if `starved`, a C kernel's return value, is not 0, which says that memory could not be
+    allocated."""
     if starved:
         raise MemoryError("the kernels need more for an update than there is")
 
@@ -117,9 +122,10 @@ class Unit(NamedTuple):
 
     Attributes:
         main: the path of the file.
-        content: the bytes of all files that the library depends on, by which a compiled library is found again.
+        content: the bytes of all files that the library depends on, by which the compiled library is found again in the
+            cache.
         name: what messages call the library.
-        of: returns the declarations of the library's functions.
+        of: a function without arguments that returns the declarations of the library's functions, as a `cffi.FFI`.
     """
 
     main: Path
@@ -132,9 +138,9 @@ class Unit(NamedTuple):
 def load(target: str = "native") -> Any:
     """Return the kernels as a library, compiled by the first compiler that works: the one in `CC`, cc, gcc or clang.
 
-    A library that was compiled before is loaded from the cache. `target` is the instruction set: `native` for this
-    processor's own, or `portable`; see `TARGETS`. If no compiler works, the kernels that the wheel brought are loaded,
-    if there are any. Errors of compilers that fail are printed to stderr, once.
+    A library that was compiled before is loaded from the cache. `target` is the instruction set: `native` for all that
+    this processor has, or `portable`; see `TARGETS`. If no compiler works, the kernels that the wheel brought are
+    loaded, if there are any. Errors of compilers that fail are printed to stderr, once.
 
     Raises:
         NoKernels: there is no compiler, none works, or this processor lacks the instructions.

@@ -50,9 +50,12 @@ class LayerPlan:
 
     @classmethod
     def of(cls, structure: Any, first: int, inputs: int) -> LayerPlan:
-        """Return the plan of a structure's layers, from the hidden layer number `first` to the output layer.
+        """Return the plan of the layers from one hidden layer to the output layer.
 
-        `inputs` is the width of that hidden layer's input.
+        Args:
+            structure: the network's structure, see `core.padded.Padded`.
+            first: the index of the first hidden layer of the plan.
+            inputs: the number of inputs of that hidden layer.
         """
         hidden = list(enumerate(structure.layout.hidden))[first:]
         rows, room, widest = [], 0, inputs
@@ -108,9 +111,9 @@ def run(structure: Any, first: int, layers: Sequence[Any], x: Tensor) -> Tensor 
 
     Args:
         structure: the structure, see `core.padded.Padded`.
-        first: the number of the first hidden layer to run; the following layers up to the output layer are run too.
+        first: the index of the first hidden layer to run; the following layers up to the output layer are run too.
         layers: the parameter tensors of these layers.
-        x: the inputs of the first layer.
+        x: the inputs of the layer `first`.
     """
     if not layers or not build.serve(x):
         return None

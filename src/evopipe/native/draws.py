@@ -9,7 +9,13 @@ from evopipe.types import Tensor
 
 
 def kernel(kernels: Any) -> Any:
-    """Return the function that draws random numbers by these C kernels, in the form that `rng.use` takes."""
+    """Return the function that draws random numbers by the C kernels, for `rng.use`.
+
+    The returned function takes (name, keys, salt, steps, found). It fills the tensor `found` `[P, U, n]` with n numbers
+    for each of the members' random keys `[P]` and each of the counters `steps` `[U]`. `name` is the C function, which
+    says what distribution the numbers have; `salt` separates draws for different purposes. The function returns
+    nothing.
+    """
     call = header.of("draw_call")
 
     def draw(name: str, keys: Tensor, salt: int, steps: Tensor, found: Tensor) -> None:

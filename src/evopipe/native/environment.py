@@ -37,8 +37,9 @@ class Compiled:
         max_steps: the time limit of an episode; None for none.
         threshold: the return at which the environment counts as solved; None for none.
         settings: the default values of the settings that `env.kwargs` may change, by name.
-        step_draws: the number of random numbers that a step takes.
-        place: the C function that sets a state from numbers; None if the environment does not define it.
+        step_draws: the number of random numbers that one step draws.
+        place: the C function that sets a state from the numbers that Gymnasium keeps; None if the environment does not
+            define it.
         held: an object that keeps the library loaded.
     """
 
@@ -151,9 +152,9 @@ class States:
     The environment does not reset itself: after an episode has ended, the caller must reset its row with a seed.
 
     Args:
-        kind: the environment.
-        settings: the values of its settings, see `Compiled.values`.
-        rows: `R`.
+        kind: the description of the environment.
+        settings: the values of the environment's settings, see `Compiled.values`.
+        rows: `R`, the number of copies.
         max_steps: the time limit of an episode; None for no limit.
 
     Attributes:
@@ -174,7 +175,7 @@ class States:
         )  # fmt: skip
 
     def packed(self) -> bytes:
-        """Return a C struct `env_call`, as bytes, that describes the rows.
+        """Return the C struct `env_call`, as bytes, that describes these environments to the kernels.
 
         The struct's fields for one particular call, such as the actions, are 0.
         """

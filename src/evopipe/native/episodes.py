@@ -37,11 +37,11 @@ class Played(NamedTuple):
     The kernels change all tensors but `seeds` in place.
 
     Attributes:
-        pool: all environments, see `native.environment.States.packed`.
+        pool: the C struct of all environments, see `native.environment.States.packed`.
         seeds: `[n]` int64, the seed of each episode.
         cap: the most steps of an episode; None for no limit.
         sound: whether all observations and rewards are certain to be finite.
-        playing: `[P, W]` int64, the number of the episode in each environment; n or more if there is none.
+        playing: `[P, W]` int64, the number of the episode that each environment plays; n or more if it plays none.
         waiting: `[P]` int64, the number of the episode that each member begins next.
         total: `[P, W]` float64, the returns of the running episodes.
         returns, lengths: `[P, n + 1]` float64 and int64, the returns and lengths of the ended episodes; the last column
@@ -66,13 +66,15 @@ def by_policy(
 ) -> Callable[[int], None] | None:
     """Return a function that plays evaluation episodes greedily by the C kernels; None if the kernels cannot.
 
-    The returned function takes an integer, the largest number of steps to take before it returns. It is for on-policy
-    algorithms, whose policy may be recurrent.
+    The returned function takes one integer, the most steps that each environment takes before the function returns. It
+    returns nothing, and updates the tensors in `of` and `memory` in place. It must be called until no episode is left.
+    `by_policy` serves on-policy algorithms, whose policy may be recurrent.
 
     Args:
-        cfg, state: the algorithm's configuration and state, of some members.
-        places: `[members]` int64, the indices of these members among the `P` members in `of`.
-        memory: `[members, W, M]`, the recurrent states in each member's W environments; changed in place.
+        cfg: the algorithm's configuration.
+        state: the algorithm's state (its networks), with one row for each playing member.
+        places: `[members]` int64, the indices of the playing members among the `P` members in `of`.
+        memory: `[members, W, M]`, the M recurrent state values in each member's W environments; changed in place.
         of: the evaluation.
         shown: the normalisation of observations; None for none.
     """
@@ -87,7 +89,9 @@ def by_choice(
 ) -> Callable[[int], None] | None:
     """Return a function that plays evaluation episodes greedily by the C kernels; None if the kernels cannot.
 
-    The returned function is like that of `by_policy`, but for off-policy algorithms.
+    The returned function takes one integer, the most steps that each environment takes before the function returns. It
+    returns nothing, and updates the tensors in `of` in place. It must be called until no episode is left. `by_choice`
+    serves off-policy algorithms, whose networks are not recurrent.
 
     Args:
         choice: the way in which members choose actions.

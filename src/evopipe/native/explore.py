@@ -11,8 +11,16 @@ from evopipe.types import Tensor
 
 
 def best_or_random(q: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor | None:
-    """Choose ε-greedy actions by the C kernels, see `ops.policy.epsilon_greedy`; return None if the kernels cannot do
-    it."""
+    """Choose ε-greedy actions `[P, E]` int64 by the C kernels; return None if the kernels cannot, and torch chooses.
+
+    See `ops.policy.epsilon_greedy`.
+
+    Args:
+        q: `[P, E, A]`, the values of A actions, for P members with E environments each.
+        legal: `[P, E, A]` bool, the legal actions.
+        epsilon: `[P]`, the probability ε of a uniformly random legal action.
+        draw: the stream of random numbers.
+    """
     found = torch.empty(q.shape[:2], dtype=torch.int64)
     return found if _filled("best_or_random", q, legal, epsilon, draw, found) else None
 
@@ -20,17 +28,29 @@ def best_or_random(q: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> T
 def clipped_or_random(action: Tensor, epsilon: Tensor, draw: Stream) -> Tensor | None:
     """Clip continuous actions to [−1, 1], or with probability ε replace them by uniform draws, by the C kernels.
 
-    See `ops.policy.or_random`. Return None if the kernels cannot do it; then torch does it.
+    The result has the shape of `action`. The result is None if the kernels cannot do it; then torch does it. See
+    `ops.policy.or_random`.
+
+    Args:
+        action: `[P, E, A]`, the actions of P members with E environments each.
+        epsilon: `[P]`, the probability ε.
+        draw: the stream of random numbers.
     """
     found = torch.empty(action.shape)
     return found if _filled("clipped_or_random", action, None, epsilon, draw, found) else None
 
 
 def squashed(mean: Tensor, log_std: Tensor | None = None, noise: Tensor | None = None) -> Tensor | None:
-    """Return the hyperbolic tangent of `mean`, by the C kernels, see `ops.distributions.squashed`.
+    """Return the tanh of Gaussian means or samples, by the C kernels; None if the kernels cannot compute it, and torch
+    does.
 
-    With `log_std` and `noise`, return the tangent of the sample mean + exp(log_std) · noise, see
-    `ops.distributions.squashed_draw`. Return None if the kernels cannot do it; then torch does it.
+    The result is tanh(mean), or tanh(mean + exp(log_std) · noise) if `log_std` and `noise` are given. See
+    `ops.distributions.squashed` and `ops.distributions.squashed_draw`.
+
+    Args:
+        mean: the means, of any shape.
+        log_std: the log standard deviations, which broadcast to the shape of `mean`; None for the means.
+        noise: standard normal numbers, which broadcast to the shape of `mean`; None for the means.
     """
     given = [x for x in (mean, log_std, noise) if x is not None]
     if not build.serve(*given) or any(x.dtype != torch.float32 or x.requires_grad for x in given):

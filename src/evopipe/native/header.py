@@ -30,7 +30,8 @@ def declarations() -> Any:
 def own_declarations() -> Any:
     """Return a `cffi.FFI` for the library of a user's environment.
 
-    It has the declarations of the headers, and that of the struct `the_environment`, which the user's file must define.
+    The `cffi.FFI` has the declarations of the C headers, and that of the struct `the_environment`, which the user's
+    file must define.
     """
     found = type(declarations())()
     found.include(declarations())
@@ -44,12 +45,14 @@ def at(tensor: Tensor | None) -> int:
 
 
 def address(pointer: Any) -> int:
-    """Return the address of a C struct as a number. It is valid only as long as `pointer` exists."""
+    """Return the memory address of the C struct at `pointer` as a number, which is valid only as long as `pointer`
+    exists."""
     return int(declarations().cast("intptr_t", pointer))
 
 
 class Struct:
-    """The packer of one struct type of the headers: it converts field values to bytes and to pointers.
+    """The packer of one struct type of the headers: it converts field values to bytes and to pointers. `name` is the
+    struct's name in the headers.
 
     Pointer fields take addresses, and nested structs take bytes that `packed` returned. The caller must keep alive what
     the pointer fields refer to.
@@ -88,8 +91,8 @@ class Struct:
         return self.pack(*(named | values).values())
 
     def pointer(self, packed: bytes) -> Any:
-        """Return a pointer to a struct with these bytes, as `packed` returned them. The pointer keeps the bytes
-        alive."""
+        """Return a pointer to a struct with the bytes `packed`, which the method `packed` returned. The pointer keeps
+        the bytes alive."""
         return self._point(self._pointer, packed)
 
 

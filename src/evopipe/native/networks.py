@@ -14,7 +14,9 @@ class Net(Protocol):
     """Protocol of a network of several members, such as `core.net.Net`.
 
     Attributes:
-        values, grad: `[rows, N]`, the parameters and their gradients, in flat rows of N numbers.
+        structure: the layout of the parameters in the rows.
+        values: `[rows, N]`, the parameters: flat rows of N numbers, one or several rows for each member.
+        grad: `[rows, N]`, the gradients of the parameters.
     """
 
     @property
@@ -29,8 +31,8 @@ class Adam(Protocol):
     """Protocol of the Adam moments of a network of several members, such as `core.optim.Adam`.
 
     Attributes:
-        mean, square: `[rows, N]`, the first and second moments, in flat rows of N numbers.
-        steps: `[rows]`, the number of steps of each row.
+        mean, square: `[rows, N]`, the first and second moments of the network's N parameters in each row.
+        steps: `[rows]`, the number of Adam steps of each row.
     """
 
     @property

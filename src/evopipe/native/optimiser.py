@@ -14,7 +14,8 @@ from evopipe.types import Tensor
 
 
 def serve(net: Net, *tensors: Tensor) -> bool:
-    """Return whether kernels are selected and can read a network's tensors `[rows, N]`.
+    """Return whether kernels are selected and can read `tensors` `[rows, N]`, such as the parameters of the network
+    `net`.
 
     The tensors must be float32, on the CPU, with rows of whole cache lines. For networks of language models the result
     is False.
@@ -28,8 +29,8 @@ def serve(net: Net, *tensors: Tensor) -> bool:
 
 
 def owned(structure: Any) -> Tensor:
-    """Return where the parameters of each of R rows are, without padding, as a flat tensor `[n]` int32 for the C
-    kernels.
+    """Return where the parameters of each of a structure's R rows are, without padding, as a flat tensor `[n]` int32
+    for the C kernels.
 
     A row's parameters are a list of spans, in whole cache lines. Entry r of the tensor is the index in the tensor at
     which the spans of row r begin; entry R is the index at which the last row's spans end. Then come the spans, each as
@@ -58,7 +59,8 @@ def _spans(index: Tensor) -> Tensor:
 
 
 def clip(net: Net, limit: Tensor, losses: Tensor, healthy: Tensor) -> None:
-    """Clip the gradient norm of every row of a network to its member's `limit` `[P]`, in place, by the C kernels.
+    """Clip the gradient norm of every row of a network to the `limit` `[P]` of the row's member, in place, by the C
+    kernels.
 
     `healthy` `[P]` is set to False, in place, for members whose loss (`losses` `[P]`) or gradient norm is not finite.
     """
@@ -73,7 +75,8 @@ def adam(
     net: Net, mean: Tensor, square: Tensor, steps: Tensor, lr: Tensor, active: Tensor, betas: tuple[float, float],
     eps: float,
 ) -> None:  # fmt: skip
-    """Take one Adam step of a network, in place, by the C kernels. Each of P members has K rows of N parameters.
+    """Take one Adam step of a network along its gradients, in place, by the C kernels. Each of P members has K rows of
+    N parameters.
 
     Args:
         net: the network.
@@ -81,7 +84,7 @@ def adam(
         steps: `[P · K]`, the number of steps of each row.
         lr: `[P]`, the learning rates.
         active: `[P]` bool, the members that take the step.
-        betas, eps: the constants of Adam.
+        betas, eps: the constants β₁, β₂ and ε of Adam.
     """
     values, grads, own = net.values, net.grad, owned(net.structure)
     each, lr, active = len(values) // len(lr), lr.float().contiguous(), active.contiguous()
@@ -92,9 +95,10 @@ def adam(
 
 
 def polyak(target: Net, online: Net, weight: Tensor) -> None:
-    """Move a target network towards the online network, in place: target ← target + weight · (online − target).
+    """Move a target network towards the online network, in place, by the C kernels: target ← target + weight · (online
+    − target).
 
-    `weight` is `[P]` for P members. The C kernels compute it.
+    `weight` is `[P]` for P members.
     """
     to, of, own, weight = target.values, online.values, owned(target.structure), weight.float().contiguous()
     kernels().polyak(header.of("polyak_call")(

@@ -36,8 +36,8 @@ class Lessons(NamedTuple):
     Attributes:
         rows: `[P, T, E, …]`, the steps, see `memory.rollout`.
         memory: `[P, T + 1, E, M]`, the recurrent states before each step.
-        order: returns the order of each epoch, `[P, epochs, stretches · E]` int64, as indices of (stretch,
-            environment).
+        order: a function without arguments that returns the shuffled order of each epoch, `[P, epochs, stretches · E]`
+            int64, as indices of (stretch, environment).
         ticks: `[stretches, L]` int64, the ticks of each stretch.
         within: `[stretches, L]` bool, False on padding.
         batches: each member's number of minibatches in an epoch.
@@ -208,9 +208,16 @@ def act(
 ) -> Chosen | None:  # fmt: skip
     """Sample actions from the policy, or take the most likely actions if `draw` is None, by the C kernels.
 
-    `obs` is `[P, E, O]` for P members with E environments each, and `memory` `[P, E, M]` the recurrent state before the
-    step. Return actions, log-probabilities, values and the recurrent state after the step. Return None if the kernels
-    cannot do it; then torch does it.
+    Return actions, log-probabilities, values and the recurrent state after the step. Return None if the kernels cannot
+    do it; then torch does it.
+
+    Args:
+        cfg, state: the algorithm's configuration and state.
+        obs: `[P, E, O]`, the observations of P members with E environments each.
+        legal: `[P, E, A]` bool, the legal actions; None if all are.
+        memory: `[P, E, M]`, the recurrent state before the step.
+        draw: the stream of random numbers.
+        team: the agents of a team; None for a single agent.
     """
     policy = described(cfg, state, team)
     if policy is None or not readable(policy, obs, memory):
@@ -233,7 +240,8 @@ def value(
         obs: `[P, B, O]`, B observations of P members.
         memory: `[P, B, M]`, the recurrent state before each observation.
         team: the agents of a team; None for a single agent.
-        next_alive: for value targets of a team, `[P, B]`, the status of each agent after the step, see `evopipe.types`.
+        next_alive: `[P, B]`, the status of each agent after the step, see `evopipe.types`, which the value targets of a
+            team need; else None.
     """
     policy = described(cfg, state, team)
     if policy is None or not readable(policy, obs, memory):
@@ -244,11 +252,16 @@ def value(
 
 
 def greedy(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None, team: Places | None = None) -> Tensor | None:
-    """Return the most likely legal actions for obs `[P, E, O]`, by the C kernels. Return None if the kernels cannot do
-    it; then torch does.
+    """Return the most likely legal actions `[P, E, …]`, by the C kernels. Return None if the kernels cannot compute
+    them; then torch does.
 
-    There are P members with E environments each. A recurrent policy starts from a zero state. `team` describes the
-    agents of a team.
+    A recurrent policy starts from a zero state.
+
+    Args:
+        cfg, state: the algorithm's configuration and state.
+        obs: `[P, E, O]`, the observations of P members with E environments each.
+        legal: `[P, E, A]` bool, the legal actions; None if all are.
+        team: the agents of a team; None for a single agent.
     """
     policy = described(cfg, state, team)
     if policy is None:
@@ -266,7 +279,8 @@ def _actions(cfg: Any, obs: Tensor) -> Tensor:
 
 
 def readable(policy: Policy, obs: Tensor, memory: Tensor) -> bool:
-    """Return whether the kernels can read observations `[P, B, O]` and recurrent states `[P, B, M]` of P members."""
+    """Return whether the kernels can compute a policy from observations `[P, B, O]` and recurrent states (`memory` `[P,
+    B, M]`) of P members."""
     if obs.dtype != torch.float32 or not obs.numel() or memory.shape[-1] != policy.memory:
         return False
     return bool(len(obs) == policy.members and obs.shape[1] % policy.agents == 0)
@@ -291,10 +305,17 @@ def _say(
 def enter(
     spaces: Spaces, rows: Tensor, obs: Tensor, legal: Tensor | None, begins: Tensor, chosen: Chosen
 ) -> bool:  # fmt: skip
-    """Store the data before a step in rows `[P, E, …]` of a rollout: observations, episode starts, actions and values.
+    """Store the data before a step in a rollout; return whether the C kernels could do it. If not, nothing is stored.
 
-    There are P members with E environments each; the arguments are those of `memory.rollout.Rollout.enter`. Return
-    whether the C kernels could do it; if not, nothing is stored.
+    P members act in E environments each. See `memory.rollout.Rollout.enter`.
+
+    Args:
+        spaces: the environment's spaces.
+        rows: `[P, E, size]`, the rows of the rollout for this step, which are written.
+        obs: `[P, E, O]`, the observations.
+        legal: `[P, E, A]` bool, the legal actions; None if the rollout does not store them.
+        begins: `[P, E]` bool, whether an episode begins.
+        chosen: the actions, their log-probabilities, and the values of the observations.
     """
     kinds = (obs, chosen.log_prob, chosen.value) + ((chosen.action,) if spaces.continuous else ())
     if not plain(rows, *kinds):
@@ -320,8 +341,8 @@ def finish(
     Args:
         after: the part of the rollout that holds results, which is written.
         expected: `[P, E]`, the values of the states before the step, as the rollout holds them.
-        next_obs, reward: the results of the step.
-        next_alive: the status of each agent after the step; None except for teams.
+        next_obs, reward: `[P, E, O]` and `[P, E]`, the results of the step.
+        next_alive: `[P, E]`, the status of each agent after the step, see `evopipe.types`; None except for teams.
         ends: terminated, truncated and broken (a reward or observation is not finite), `[P, E]` bool each.
     """
     if not plain(after, expected, next_obs, reward, *([] if next_alive is None else [next_alive])):
@@ -343,12 +364,13 @@ def plain(*tensors: Tensor) -> bool:
 def next_episodes(over: Tensor, keys: Tensor, envs: Tensor, begun: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return the rows whose episode is over, and the seeds of their next episodes, `[n]` int64 each, by the C kernels.
 
-    A row is one environment. The seeds are those of `rng.seeds`. Return None if no kernels are selected.
+    A row is one environment. The seeds are those that `rng.seeds` derives from key, environment and episode number.
+    Return None if no kernels are selected.
 
     Args:
         over: `[R]` bool, whether the episode of each row is over.
         keys: `[R]` int64, the random key of each row's member.
-        envs: `[R]` int64, the number of each row's environment.
+        envs: `[R]` int64, the number of each row's environment among those of its member.
         begun: `[R]` int64, the number of episodes begun in each row; raised in place for rows that are over.
     """
     if build.chosen() is None:

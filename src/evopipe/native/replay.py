@@ -38,12 +38,12 @@ class Batches:
     minibatch.
 
     Args:
-        layout: the `RowLayout` of the replay buffer.
-        rows: the transitions of all replay buffers.
+        layout: the `RowLayout`, which says where a row holds each part of a transition.
+        rows: `[n, size]`, the rows (transitions) of all replay buffers, one buffer after the other.
         levels: the sum trees of priorities; empty for uniform sampling.
         draw: the stream of random numbers.
-        given: five tensors: the members' random keys `[P]`, their slots `[P]`, the first rows of their buffers `[P]`,
-            the weights `[P, B]` of the minibatch's places, and the discounts γ `[P]`.
+        given: five tensors: the members' random keys `[P]`, their slots (places in the population) `[P]`, the first
+            rows of their buffers `[P]`, the weights `[P, B]` of the minibatch's places, and the discounts γ `[P]`.
     """
 
     def __init__(self, layout: Any, rows: Tensor, levels: Sequence[Tensor], draw: Stream, *given: Tensor) -> None:
@@ -92,14 +92,16 @@ class Batches:
         return header.address(self._job)
 
     def serve(self, rows: Tensor, *given: Tensor) -> bool:
-        """Return whether this sampler can be used again, because it was made from the same tensor objects.
+        """Return whether this sampler was made from the same tensors, and so can be used again.
 
-        `rows` and `given` are the arguments with which a sampler is needed.
+        Args:
+            rows: the transitions of all replay buffers. They are the same if they are at the same memory address.
+            given: the five tensors that the constructor takes. Each must be the same object as before.
         """
         return all(a is b for a, b in zip(self.given, given, strict=True)) and at(rows) == at(self._rows)
 
     def draw(self, step: Tensor, size: Tensor, beta: Tensor) -> tuple[Batch, Tensor]:
-        """Draw a minibatch; return it and the indices `[P, B]` of its rows in the replay buffers. See also
+        """Draw a minibatch; return the minibatch, and the indices `[P, B]` of its rows in the replay buffers. See also
         `Replay.batch`.
 
         Args:
@@ -117,10 +119,10 @@ class Priority(NamedTuple):
     """The priorities of all members for the C kernels, see `memory.priorities`.
 
     Attributes:
-        levels: the levels of the sum trees.
+        levels: the levels of the members' sum trees, from the priorities of single rows upwards.
         largest: `[members]`, each member's largest priority so far.
         alpha: the power α to which errors are raised.
-        least: a number that is added to every error.
+        least: a number that is added to an error's size before it is raised.
         most: the largest possible priority.
     """
 
@@ -136,8 +138,8 @@ class Priority(NamedTuple):
         """Return a pointer to the C struct that sets priorities, and a tuple of the objects that must be kept alive
         with it.
 
-        The struct sets the priorities of the rows `index` `[P, B]` of the members `slots` `[P]` from `errors` `[P, B]`.
-        Without these arguments it only describes the trees.
+        The struct sets the priorities of the rows `index` `[P, B]` for the members in the slots `slots` `[P]` from the
+        rows' `errors` `[P, B]`. Without these arguments the struct only describes the trees.
         """
         tree, kind, (members, n) = _Tree(self.levels), header.of("tree_call"), (0, 0) if index is None else index.shape
         fresh = torch.empty(n + 16)
@@ -173,23 +175,30 @@ def add_up(levels: Sequence[Tensor], slots: Tensor, index: Tensor) -> None:
     """Recompute all sums in the trees of priorities that depend on some rows, by the C kernels.
 
     Args:
-        levels: the levels of the sum trees.
-        slots, index: `[n]` each: row `index[i]` of member `slots[i]` has changed.
+        levels: the levels of the members' sum trees, from the priorities of single rows upwards; changed in place.
+        slots, index: `[n]` each: the priority of row `index[i]` of the member in slot `slots[i]` has changed.
     """
     slots, index = slots.contiguous(), index.contiguous()
     _of_tree("tree_add_up", _Tree(levels), n=len(index), slots=at(slots), index=at(index))
 
 
 def add_up_all(levels: Sequence[Tensor]) -> None:
-    """Recompute all sums in the trees of priorities of all members, by the C kernels."""
+    """Recompute all sums in the trees of priorities of all members, in place, by the C kernels.
+
+    `levels` are the levels of the members' sum trees, from the priorities of single rows upwards.
+    """
     _of_tree("tree_add_up_all", _Tree(levels), members=len(levels[0]))
 
 
 def draw(levels: Sequence[Tensor], slots: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """Draw rows with probability proportional to their priorities, by the C kernels; see `Priorities.draw`.
 
-    Return the row indices and their probabilities, `[P, B]` each: B rows for each of P members. `levels` are the levels
-    of the sum trees.
+    Return the row indices and their probabilities, `[P, B]` each: B rows for each of P members.
+
+    Args:
+        levels: the levels of the members' sum trees, from the priorities of single rows upwards.
+        slots: `[P]` int64, the members' slots (places in the population).
+        u: `[P, B]` float64, uniform numbers in [0, 1), one for each row to draw.
     """
     of, u, slots = _Tree(levels), u.contiguous(), slots.contiguous()
     index, chance = torch.empty_like(u, dtype=torch.int64), torch.empty_like(u, dtype=torch.float32)
@@ -225,10 +234,12 @@ def update(
     """Set the priorities of rows from their errors, by the C kernels; see `Priorities.update`.
 
     Args:
-        levels: the levels of the sum trees.
-        slots, index, errors: as in `Priorities.update`.
-        alpha: the power to which an error plus `least` is raised.
-        least: a number that is added to every error.
+        levels: the levels of the members' sum trees, from the priorities of single rows upwards; changed in place.
+        slots: `[P]` int64, the members' slots (places in the population).
+        index: `[P, B]` int64, the indices of B rows for each member.
+        errors: `[P, B]`, the errors of these rows.
+        alpha: the power to which an error's size plus `least` is raised.
+        least: a number that is added to the size of every error.
         most: the largest possible priority.
         largest: `[members]`, each member's largest priority so far, raised in place.
     """

@@ -23,20 +23,21 @@ class Ticks(NamedTuple):
     The kernels change the tensors in place, except `slots` and `keys`.
 
     Attributes:
-        pool: all environments, see `native.environment.States.packed`.
+        pool: the C struct of all environments, see `native.environment.States.packed`.
         slots: `[P]` int64, each member's place in the population, which says where its rows are.
         keys: `[P]` int64, the members' random keys.
         first: the number of the first tick, the counter of random draws.
         many: the number of ticks.
-        episodes: the random key, the environment's number and the number of begun episodes of every row, `[R]` int64
-            each.
+        episodes: three tensors `[R]` int64: the random key, the environment's number and the number of begun episodes
+            of every row.
         rows: `[P, many, E, …]`, the steps of a rollout, see `memory.rollout`.
         after: `[P, many, E, O + 4]`, the results of the steps.
         memory: `[P, many + 1, E, M]`, the recurrent states before each step.
         remembered: `[P, E, M]`, the recurrent state before the first tick, and afterwards that after the last.
-        returns: the returns of running episodes `[R]`, then the sums and counts of ended episodes' returns and the
-            counts of broken steps, `[slots]` each; None if they are not needed.
-        broken: `[P]` int64, counts steps with a number that is not finite; None if there cannot be any.
+        returns: four tensors: the returns of running episodes `[R]`, then the sums and counts of ended episodes'
+            returns and the counts of broken steps (with a number that is not finite), `[slots]` each; None if they are
+            not needed.
+        broken: `[P]` int64, each member's count of broken steps; None if no step can be broken.
         normalise: the normalisation of observations and rewards; None for none.
     """
 
@@ -56,10 +57,14 @@ class Ticks(NamedTuple):
 
 
 def play(cfg: Any, state: Any, ticks: Ticks) -> Callable[[], None] | None:
-    """Return a function that makes members act in environments in C for these ticks (steps); None if the kernels
-    cannot.
+    """Return a function that lets members act in environments in C for some ticks (steps); None if the kernels cannot.
 
-    The function takes no arguments. `cfg` and `state` are the algorithm's configuration and state.
+    The returned function takes no arguments and returns nothing. It writes the steps, their results and the counts into
+    the tensors of `ticks`.
+
+    Args:
+        cfg, state: the algorithm's configuration and state.
+        ticks: the ticks: the environments, the members, and the tensors to write.
     """
     found, rows, memory = policy.described(cfg, state, None), ticks.rows, ticks.memory
     if found is None:
@@ -94,12 +99,12 @@ def estimate(
 
     Args:
         rows: `[P, T, E, …]`, the steps of P members in E environments over T ticks, see `memory.rollout`.
-        after: `[P, T, E, …]`, the results of the steps.
+        after: `[P, T, E, …]`, the results of the steps: next observations, rewards and ends of episodes.
         known: the index of the log-probability in a row, see `StepLayout.log_prob`; values and advantages follow it.
         observations: `O`, the width of an observation.
         next_value: `[P, T · E]`, the values of the states after each step.
         gamma: `[P]`, the discounts.
-        lam: `[P]`, λ.
+        lam: `[P]`, λ of GAE.
     """
     if not policy.plain(rows, after, next_value, gamma, lam):
         return False

@@ -24,12 +24,16 @@ TARGETS = {
 
 
 def everything() -> bytes:
-    """Return the content of all sources."""
+    """Return the bytes of all C source files and headers of the kernels, joined in a fixed order."""
     return b"\n".join(source.read_bytes() for source in SOURCES)
 
 
 def prebuilt() -> Path:
-    """Return where a wheel has the portable kernels of these very sources and flags; its SHA-256 lies beside it."""
+    """Return the path at which a wheel holds the portable kernels that were compiled from these sources with these
+    flags.
+
+    The file need not exist. Its SHA-256 lies beside it.
+    """
     about = b"\n".join((everything(), *(flag.encode() for flag in (*FLAGS, *TARGETS["portable"]))))
     machine = platform.machine().lower()
     return MAIN.with_name("prebuilt") / f"portable-{machine}-{hashlib.sha256(about).hexdigest()[:32]}.so"

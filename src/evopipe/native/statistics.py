@@ -14,9 +14,9 @@ class Running(NamedTuple):
     """Running statistics of N columns for each of `P` members, in float64. The C kernels update them in place.
 
     Attributes:
-        number: `[P]`, the number of values of each column so far.
-        mean: `[P, N]`, their mean.
-        square: `[P, N]`, the sum of their squared distances from the mean.
+        number: `[P]`, the number of values so far, which is the same for all columns of a member.
+        mean: `[P, N]`, the mean of each column's values.
+        square: `[P, N]`, the sum of the squared distances of each column's values from the column's mean.
     """
 
     number: Tensor

@@ -42,6 +42,10 @@ class Choice(NamedTuple):
 class Chooser:
     """Callable that chooses the exploratory actions of P members by one call of the C kernels per step.
 
+    The object is called with (obs, legal, actions, tick, epsilon) and returns nothing: the memory addresses of the
+    observations, of the legal actions and of the actions to write, the number of the tick (step), and the probability
+    of a random action.
+
     Args:
         choice: the way to choose.
         actions: `A`, the width of an action or the number of actions.
@@ -89,6 +93,10 @@ class Chooser:
 
 class Updates:
     """Callable that makes all due updates of P members from a replay buffer by one call of the C kernels.
+
+    The object is called with (step, turn, updates, beta, filled) and returns nothing: the counter of the first random
+    draw, the position of the first update in the period, the number of updates, the exponent of importance sampling,
+    and the memory address of the numbers of rows in all buffers.
 
     Args:
         how: the recipe of one update.
@@ -151,8 +159,8 @@ class Appender:
         keep: `[M, n]` bool, which of the transitions are appended. Transitions that are not finite are left out too.
         position: `[M]` int64, the index at which each buffer's next row is written; advanced in place.
         filled: `[M]` int64, the number of rows in each buffer; raised in place.
-        priorities: the priorities of the buffers, or None.
-        each: the number of members that share a buffer.
+        priorities: the priorities of the buffers; None for uniform sampling.
+        each: the number of members that share each buffer.
     """
 
     def __init__(
@@ -183,16 +191,21 @@ class ManyTicks:
     A tick is one step in every environment: members choose actions, step, store the transitions and make the updates
     that are due.
 
+    The object is called with (tick, here, epsilon, beta): the number of the first tick in the run and in the
+    generation, then for each tick the probability of a random action and the exponent of importance sampling. The call
+    returns how many ticks were taken, and how many transitions were broken in the last one.
+
     Args:
         choosers, lessons: the chooser and the updater of each cohort (members that train together), made for the same
             rows and the same replay buffers.
         every: for each cohort, the number of a member's steps from one update to the next.
-        pool: the R environments, one per row, see `native.environment.States.packed`.
+        pool: the C struct of the R environments, one per row, see `native.environment.States.packed`.
         rows: `[n]` int64, the rows that step; None for all.
-        episodes: the random key, the environment's number and the number of begun episodes of every row, `[R]` int64
-            each; the last is raised in place.
-        returns: the returns of running episodes `[R]`, then the sums and counts of ended episodes' returns and the
-            counts of broken steps (with a number that is not finite), `[slots]` each; None if they are not needed.
+        episodes: three tensors `[R]` int64: the random key, the environment's number and the number of begun episodes
+            of every row. The last tensor is changed in place.
+        returns: four tensors that are changed in place: the returns of running episodes `[R]`, then the sums and counts
+            of ended episodes' returns and the counts of broken steps (with a number that is not finite), `[slots]`
+            each; None if they are not needed.
         memory: the appender of transitions.
         obs: `[n, O]`, the present observations, which the caller writes before a call.
         legal: `[n, A]` bool, the legal actions.
@@ -200,7 +213,7 @@ class ManyTicks:
         envs: the number of environments of each member.
         delay: the number of a member's steps before it may learn.
         at_once: the number of updates that a member makes each time that updates are due.
-        apart: the distance between the random counters of two ticks.
+        apart: the distance between the random counters of consecutive ticks.
         alone: whether each member has a replay buffer of its own and no step can be broken. Then a member takes all
             ticks before another does, or several members at the same time on threads.
     """

@@ -25,7 +25,7 @@ class Learners(NamedTuple):
 
     Attributes:
         critic, critic_target, critic_adam: the critics, their target networks and their optimiser; for a value-based
-            algorithm the Q-network.
+            algorithm, those of the Q-network.
         updates: `[P]`, the number of updates of each member so far.
         actor, actor_target, actor_adam: the actor, its target network and its optimiser.
         noise, noise_target, noise_adam: the scales of learned noise on the critic's weights, those of its target
@@ -57,8 +57,8 @@ class Job(NamedTuple):
     """A packed C struct that describes the updates of some learners.
 
     Attributes:
-        place: the memory address of the critic's parameters.
-        given: the arguments that the struct was made from.
+        place: the memory address of the critic's parameters, by which `known` notices that they were moved.
+        given: the learners and arguments from which the struct was made, see `known`.
         pointer: a pointer to the struct.
         held: the tensors that the struct points to, which must be kept alive.
     """
@@ -78,9 +78,9 @@ class Recipe(NamedTuple):
         of: the learners (networks and optimisers).
         job: the C struct for the learners.
         noise: the number of normal random numbers that each transition of a minibatch needs to draw the next action.
-        scale: `[P]`, the standard deviation of these numbers for each member; None for 1.
-        own_noise: whether the actor's own actions need as many random numbers again.
-        turn: the number, within the algorithm's period of updates, of the update in which the actor learns.
+        scale: `[P]`, each member's standard deviation of the random numbers for next actions; None for 1.
+        own_noise: whether the actor's own actions need as many further random numbers.
+        turn: the position of the update in which the actor learns, in the algorithm's period of unlike updates, from 0.
     """
 
     name: str
@@ -95,7 +95,7 @@ class Recipe(NamedTuple):
 def lasting(how: Recipe) -> bool:
     """Return whether a recipe stays valid as long as its learners (networks and optimisers) exist.
 
-    It does if its C struct points to no copies of tensors.
+    A recipe stays valid if its C struct points to no copies of tensors, which would become stale.
     """
     return how.of.critic.__dict__.get("job") is how.job
 
@@ -123,7 +123,7 @@ def rows(net: Net, adam: Adam | None, members: int) -> dict[str, Any]:
     Args:
         net: the network.
         adam: its Adam moments; None for a network that does not learn.
-        members: the number of members.
+        members: the number of members, among which the network's rows are divided.
     """
     moments = {} if adam is None else {
         "mean": at(adam.mean), "square": at(adam.square), "steps": at(adam.steps),
@@ -166,9 +166,9 @@ def make(
         of: the learners (networks and optimisers).
         given: the arguments by which `known` finds the job again.
         members: P, the number of members.
-        inputs: the width of each network's input.
+        inputs: the width of each network's input, by the network's name in `Learners`.
         rates: numbers `[P]` by name, each a field of the C struct `learners` or of the job's struct.
-        held: tensors to keep alive.
+        held: tensors that must be kept alive with the job.
         more: other fields of the struct.
     """
     nets: dict[str, bytes] = {}
@@ -205,7 +205,8 @@ def learn(
 ) -> Learned:  # fmt: skip
     """Make one update from a minibatch, in place, by the kernel of this name.
 
-    Return losses, errors, and which members are still healthy (all their numbers are finite).
+    Return the losses `[P]`, the errors `[P, B]` of the transitions, and which members are still healthy (all their
+    numbers are finite).
 
     Args:
         name: the kernel's name.
@@ -213,9 +214,10 @@ def learn(
         job: the C struct for the learners.
         batch: the minibatch.
         healthy: `[P]` bool, the members that learn.
-        noise, own_noise: the random numbers for next actions and for the actor's own actions.
+        noise, own_noise: `[P, n]`, the random numbers for next actions and for the actor's own actions; None if the
+            kernel needs none.
         actor_learns: whether the actor is updated too.
-        draw: the stream from which the kernel itself draws.
+        draw: the stream from which the kernel itself draws random numbers; None if it draws none.
     """
     given = of.critic.__dict__.get("batch")
     if given is None or given[0] is not batch:
@@ -234,15 +236,17 @@ def learn(
 def take(how: Recipe | None, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned | None:
     """Make one update by a recipe, in place.
 
-    Return losses, errors, and which members are still healthy (all their numbers are finite). If the recipe is None, do
-    nothing and return None: the kernels cannot do the update, and torch does it.
+    Return the losses `[P]`, the errors `[P, B]` of the transitions, and which members are still healthy (all their
+    numbers are finite). If the recipe is None, do nothing and return None: the kernels cannot do the update, and torch
+    does it.
 
     Args:
         how: the recipe.
         batch: the minibatch.
         healthy: `[P]` bool, the members that learn.
         draw: the stream of random numbers.
-        turn: the number of the update within the algorithm's period of unlike updates.
+        turn: the position of this update in the algorithm's period of unlike updates, from 0. The actor learns if it
+            equals `how.turn`.
     """
     if how is None:
         return None

@@ -44,9 +44,11 @@ class Completer:
     Attributes:
         spec: the run's configuration.
         corpus: the dataset, as tokens.
-        judge: computes the rewards of completions, see `Judge`.
+        judge: a function of n rows of the dataset and their completions as texts. It returns the rewards `[n]`, and how
+            many of these could not be computed and are 0.
         engine: the vLLM engine that generates; None if torch does.
-        truth: computes the task's own score, which is only reported, if a reward model is the `judge`; else None.
+        truth: if a reward model is the `judge`, a function like `judge` that computes the task's own score, which is
+            only reported; else None.
     """
 
     spec: TextSpec
@@ -104,9 +106,9 @@ class Completer:
 
         Args:
             written: R completions of each of P members.
-            index: their prompts, as row numbers of the dataset.
+            index: the completions' prompts, as row numbers of the dataset.
             group: the number of completions of each prompt.
-            judge: computes the rewards in place of the completer's own judge; None for that.
+            judge: a function that computes the rewards, like the attribute `judge`; None for the attribute itself.
         """
         told, together = written.log_prob.new_zeros(len(written.ids), written.ids.shape[1] + 1), self.spec.base.together
         if together.leads:
@@ -124,7 +126,7 @@ class Completer:
         return [self.spec.language.stop] * prompts if self.spec.language.stop else ()
 
     def texts(self, written: Written, prompts: int) -> list[list[str]]:
-        """Return every member's completions as texts, one list per member.
+        """Return every member's completions as decoded texts, one list per member.
 
         `written` holds the completions as generated, and `prompts` is the number of prompts.
         """
@@ -136,7 +138,7 @@ class Completer:
         Args:
             cohorts: the members, in groups that are computed as one batch.
             index: the prompts, as row numbers of the dataset.
-            stopped: returns whether the evaluation is to stop.
+            stopped: a function without arguments that returns whether the evaluation is to stop.
 
         Raises:
             Stopped: `stopped` returned True.
@@ -167,9 +169,10 @@ class Dialogue:
         spec: the run's configuration.
         clock: the run's clock, which counts ticks.
         corpus: the dataset, as tokens.
-        judge: computes the rewards of completions.
-        truth: computes a second score, which is only reported; None for none.
-        most: the reward of a completely right completion, whose share is reported as `accuracy`; None for none.
+        judge: a function that computes the rewards of completions, see `Completer`.
+        truth: a function like `judge` that computes a second score, which is only reported; None for none.
+        most: the reward of a completely right completion. The share of completions with this reward is reported as
+            `accuracy`; with None it is not.
 
     Attributes:
         threshold: None, because no return counts as solved.
@@ -329,8 +332,8 @@ class _Played:
 def redraws_of(spec: TextSpec) -> int:
     """Return how many times a round may replace completions whose rewards are all equal.
 
-    Such a group of completions of one prompt teaches nothing, and is replaced by one of another prompt; see
-    `algos.grpo`.
+    If all completions of one prompt have the same reward, they teach nothing, and are replaced by completions of
+    another prompt; see `algos.grpo`.
     """
     return int(getattr(spec.algo_config, "redraws", 0))
 
@@ -423,10 +426,10 @@ def corrected(spec: TextSpec, cohort: Cohort, text: Text, drawn: Tensor | None, 
 
 
 def learn(spec: TextSpec, clock: Clock, cohort: Cohort, text: Text, probe: Probe) -> Tensor:
-    """Make the updates of one round, in several passes (`epochs`) over the text; return the drift `[P]` at the first
-    update.
+    """Make the updates of one round, in several passes (`epochs`) over the completions; return the members' drift
+    `[P]`.
 
-    The drift is each member's largest difference between a token's log-probability in the update and in `text`.
+    The drift is each member's largest difference between a token's log-probability in the first update and in `text`.
 
     Args:
         spec: the run's configuration.
@@ -462,7 +465,8 @@ def _engine_of(spec: TextSpec, members: int) -> VLLMEngine | None:
 
 
 def sampling(cohort: Cohort, spec: TextSpec) -> Sampling:
-    """Return how the members of a cohort sample tokens in training: temperature, top-k and top-p of each member."""
+    """Return how the members of a cohort sample tokens in training: temperature, top-k and top-p of each member. A
+    value that is no hyper-parameter of the members is that of the configuration in `spec`."""
     ones = torch.ones_like(cohort.losses)
 
     def each(name: str, default: float) -> Tensor:
@@ -472,7 +476,7 @@ def sampling(cohort: Cohort, spec: TextSpec) -> Sampling:
 
 
 def take(text: Text, rows: Tensor) -> Text:
-    """Return a minibatch of each member's rows of text, as a `Text`. `rows` `[P, b]` are the numbers of these rows."""
+    """Return the b rows of `text` whose numbers are `rows` `[P, b]`, separately for each of P members, as a `Text`."""
 
     held = {f.name: getattr(text, f.name) for f in fields(Text)}
     some: dict[str, Any] = {name: None if x is None else hooks.take(x, rows) for name, x in held.items()}

@@ -25,7 +25,7 @@ class Scores(NamedTuple):
     """The results of games that P members played, n games each.
 
     Attributes:
-        episodes: the returns and lengths of the games; a length is the number of the player's tries.
+        episodes: the returns and lengths of the games; the length of a game is the number of the player's tries.
         won: `[P, n]` bool, whether each game was won.
         rows: for every member, its games as JSON data.
     """
@@ -42,10 +42,10 @@ def play(
 
     Args:
         spec: the run's configuration.
-        task: the game.
+        task: the text game, whose method `play` plays one game for each seed.
         cohorts: the members, in groups that are computed as one batch.
         seeds: `[n]`, the seeds of the games.
-        stopped: returns whether the evaluation is to stop.
+        stopped: a function without arguments that returns whether the evaluation is to stop.
 
     Raises:
         Stopped: `stopped` returned True.
@@ -80,7 +80,7 @@ class GameSource:
     Args:
         spec: the run's configuration.
         corpus: the recorded games.
-        task: the game.
+        task: the text game, which encodes recorded games as tokens and lets members play.
     """
 
     def __init__(self, spec: TextSpec, corpus: Corpus, task: Any) -> None:

@@ -52,7 +52,7 @@ class WholeTicks:
         """Take up to `most` ticks by the C kernels, none beyond the end of the generation; return whether that was
         possible.
 
-        If it was not, no tick was taken.
+        The result is False if the kernels cannot take ticks; then no tick was taken.
         """
         clock, spec, ticks = self._clock, self._spec, self._in_c()
         if ticks is None or self._world.pending is not None:

@@ -66,8 +66,8 @@ def learn(spec: EnvSpec, cohort: Cohort, replay: Replay, tick: int, updates: int
         replay: the replay buffers.
         tick: the number of the present tick of the run.
         updates: the number of updates, at least 1.
-        turn: the position of the first update in the algorithm's period, if its updates differ from one to the next, as
-            with a delayed actor.
+        turn: the position, from 0, of the first update in the algorithm's period of unlike updates, as with a delayed
+            actor.
     """
     _ready(spec, cohort, replay, tick, updates, turn, replay.filled(cohort.slots))()
     return cohort.losses
@@ -77,8 +77,11 @@ class ReplayLearning:
     """The replay buffer of a regime, and the updates from it. The buffer is empty at first.
 
     Args:
-        setup: the configuration and the objects that every regime is made from, see `Setup`.
-        layout, memories, capacity, images: see `Replay`.
+        setup: the configuration, clock, random keys, dataset and helper processes of the run, see `Setup`.
+        layout: the layout of a transition in a row.
+        memories: the number of replay buffers, among which the members are divided.
+        capacity: the number of rows of each buffer.
+        images: columns of an observation that hold byte images, which are stored as bytes.
     """
 
     def __init__(self, setup: Setup, layout: RowLayout, memories: int, capacity: int, images: Sequence[Image]) -> None:
@@ -115,7 +118,7 @@ class ReplayLearning:
         self._cohorts, self._bound = cohorts, False
 
     def updates(self) -> Iterator[Callable[[], Any]]:
-        """Yield the updates that are due at this tick, as functions to be called.
+        """Yield the updates that are due at this tick, as functions without arguments that change the members in place.
 
         A member takes part as soon as its replay buffer holds one transition. (If it had to hold a full batch,
         transitions that are left out because they are not finite would delay learning.)
@@ -144,7 +147,7 @@ class ReplayLearning:
         return [every for every, _ in self._learn]
 
     def lessons(self) -> list[Updates] | None:
-        """Return for each cohort the object that makes its updates by C kernels.
+        """Return one object per cohort that makes the cohort's updates by the C kernels.
 
         The result is None if the kernels cannot make the updates of all cohorts.
         """
@@ -195,7 +198,7 @@ class ReplayLearning:
                     yield _of_share(self._spec, self.replay, Share(i, row, row + 1), own, tick, numbers)
 
     def probe(self, probe: Probe) -> None:
-        """Record training metrics, after a tick, of the cohorts for which `Probe.due` is True.
+        """Let the recorder `probe` record training metrics, after a tick, of the cohorts for which `Probe.due` is True.
 
         The age of the sampled transitions is recorded too, unless training is offline.
         """
@@ -223,7 +226,8 @@ class ReplayLearning:
         return clock.generation_ticks * clock.envs * each / _learn_step(cohort)
 
     def ahead(self, probe: Probe) -> int:
-        """Return the number of ticks until metrics are next recorded of any cohort; see `Probe.ahead`."""
+        """Return the number of ticks until the recorder `probe` next records metrics of any cohort; 1 if that is after
+        the next tick."""
         here, ticks = self._clock.here, self._clock.generation_ticks
         return min(probe.ahead(self._paced(cohort), here, ticks) for cohort in self._cohorts)
 
@@ -232,7 +236,7 @@ class ReplayLearning:
         return {"replay/size": self._on_device(self.replay.filled(cohort.slots).tolist())}
 
     def due(self) -> list[list[int]]:
-        """Return the work of each cohort at this tick, as a list of 2 + P numbers for its P members.
+        """Return the work of each cohort at this tick: for a cohort of P members, a list of 2 + P numbers.
 
         The numbers are: how many updates are due, the position (`turn`) of the first update in the algorithm's period,
         and the number of transitions in each member's replay buffer.

@@ -55,8 +55,8 @@ class Share(NamedTuple):
     """The rows of one cohort that one learner updates.
 
     Attributes:
-        cohort: the number of the cohort.
-        first, end: the first row, and the row after the last.
+        cohort: the index of the cohort in the list of all cohorts.
+        first, end: the indices of the first row, and of the row after the last.
     """
 
     cohort: int
@@ -110,9 +110,10 @@ class LearnerPool:
     Args:
         spec: the run's configuration.
         processes: the most learners to use, see `learner_count`.
-        ready: a function (share, rows, tick, work) that returns the updates of a share as a function to be called.
-            `rows` is the share as a cohort of its own. `work` is a list of numbers that says what the share's whole
-            cohort has to do. Only the regime knows what the numbers mean; the first is 0 if there is nothing to do.
+        ready: a function (share, rows, tick, work) that returns a function without arguments, which makes the updates
+            of a share in place. `rows` is the share as a cohort of its own. `work` is a list of numbers that says what
+            the share's whole cohort has to do. Only the regime knows what the numbers mean; the first is 0 if there is
+            nothing to do.
         compiled: whether C kernels make the updates; then threads of this process are used instead of processes.
     """
 
@@ -170,14 +171,15 @@ class LearnerPool:
         return len(self._parts) == 1
 
     def share_of(self, tick: int, due: Sequence[Sequence[int]]) -> Iterator[Callable[[], Any]]:
-        """Let all learners make the updates that are due at a tick; yield this process's own share as functions to be
-        called.
+        """Let all learners make the updates that are due at a tick; yield this process's own updates.
 
-        The other learners are started first, and awaited after the last function was yielded.
+        Each yielded item is a function without arguments that makes updates in place, and that the caller must call.
+        The other learners are started before the first item, and awaited after the last.
 
         Args:
             tick: the number of the tick.
-            due: the work of each cohort as a list of numbers, see `LearnerPool`.
+            due: the work of each cohort, as a list of numbers for the function `ready` of `LearnerPool`. The first
+                number is 0 if there is nothing to do.
 
         Raises:
             ResourceError: a learner died.

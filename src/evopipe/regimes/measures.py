@@ -26,7 +26,7 @@ class Measures:
         Args:
             generation: the number of the generation, from 0.
             slots: the members, as places in the population.
-            every: the values by name, one for each of these members.
+            every: the quantities' values by name, a tensor with one number for each of these members.
         """
         if generation >= len(self._sums):
             more = self._sums.new_zeros(generation + 1 - len(self._sums), *self._sums.shape[1:])

@@ -38,13 +38,13 @@ class OffPolicy:
     """The regime (see `Regime`) of off-policy algorithms: members act, store transitions, and learn from a replay
     buffer.
 
-    `setup` holds what every regime is made from, see `Setup`. The attribute `remarks` is empty, because there are no
-    warnings for the user.
+    `setup` holds the configuration, clock, random keys, dataset and helper processes of the run, see `Setup`. The
+    attribute `remarks` is empty, because there are no warnings for the user.
 
     Raises:
-        ParamsError: the run starts with transitions of a dataset, but the environment is a team's or masks actions,
-            which such transitions do not record; or evaluation episodes are to be stored, but observations have images
-            or the environment is a team's.
+        ParamsError: the run starts with transitions of a dataset, but the environment is for a team or masks actions,
+            and datasets record neither agents nor masks. Or evaluation episodes are to be stored in the replay buffer,
+            but observations have images, or the environment is for a team.
     """
 
     remarks: Sequence[str] = ()
@@ -293,11 +293,11 @@ class OffPolicy:
 def byte_images(pool: Any, data: Transitions | None = None) -> list[Image]:
     """Return the images of an observation that can be stored as bytes without loss; none for a team.
 
-    An image can be stored so if every pixel is k / 255 for a whole number k, as in images of bytes from 0 to 255, and
-    of bools.
+    An image can be stored as bytes if every pixel is k / 255 for a whole number k, as in images of bytes from 0 to 255,
+    and of bools.
 
     Args:
-        pool: the environments, whose observation space says which images these are.
+        pool: the environments, whose observation space says which images have such pixels.
         data: transitions whose observations are checked too, or None. Images with other pixels are left out.
     """
     found, start = [], 0

@@ -29,8 +29,8 @@ class Offline:
     """The regime (see `Regime`) of offline algorithms: all members learn from one dataset.
 
     Members take no environment steps. Wherever steps of a member are counted, a step is one opportunity to learn
-    instead. `setup` holds what every regime is made from, see `Setup`. The attribute `remarks` is empty, because there
-    are no warnings for the user.
+    instead. `setup` holds the configuration, clock, random keys, dataset and helper processes of the run, see `Setup`.
+    The attribute `remarks` is empty, because there are no warnings for the user.
 
     Raises:
         DataError: the dataset is empty.

@@ -70,10 +70,11 @@ class OnPolicy:
     """The regime (see `Regime`) of on-policy algorithms: members learn from rollouts, each of which is used once.
 
     Args:
-        setup: what every regime is made from, see `Setup`.
-        collect_rollouts: a user's function (regime, ticks) that collects a rollout of so many ticks. For each tick it
-            calls `choose()`, steps `pool`, and calls `record(step)`. It may change rewards and ends before it records
-            them. None if the regime collects rollouts itself.
+        setup: the configuration, clock, random keys, dataset and helper processes of the run, see `Setup`.
+        collect_rollouts: a user's function (regime, ticks) that collects a rollout of so many ticks. For each tick the
+            function calls `regime.choose()` for actions, steps `regime.pool` with these, and calls `regime.record` with
+            the results, in which it may change rewards and ends of episodes. None if the regime collects rollouts
+            itself.
 
     Raises:
         ParamsError: the run is to start with transitions of a dataset, which on-policy algorithms cannot use.
@@ -321,7 +322,8 @@ class OnPolicy:
         return actions
 
     def record(self, taken: RowStep) -> None:
-        """Store the results of the chosen actions, and begin new episodes where some ended.
+        """Store the results of the chosen actions, and begin new episodes where episodes ended. `taken` holds the
+        results of the step in every environment.
 
         Members do not learn from a row with a reward or observation that is not finite, and its environment is reset.
 

@@ -46,8 +46,8 @@ class Probe:
         spec: the run's configuration.
         clock: the run's clock.
         offline: whether members learn from a dataset alone.
-        sparse: whether environments are tensors. Generations with few updates are then so short that some get no extra
-            update.
+        sparse: whether environments are tensors. Generations with few updates are then so short that in some
+            generations no extra update is made.
 
     Attributes:
         diagnostics: the metrics that were recorded in the present generation.
@@ -66,8 +66,9 @@ class Probe:
     def due(self, updates: float, moment: int, moments: int) -> bool:
         """Return whether the extra update of a cohort is to be made now.
 
-        A generation has several moments at which the update can be made. It is made at the last moment, and before that
-        at intervals that follow from `EVERY`, `MOST` and `updates`. A sparse probe leaves out whole generations.
+        A generation has several moments at which the update can be made. The update is made at the last moment, and
+        before that at equal intervals: about once in `EVERY` updates, but at most `MOST` times in the generation. A
+        sparse probe leaves out whole generations.
 
         Args:
             updates: the number of updates of the cohort in the generation.
@@ -79,8 +80,12 @@ class Probe:
     def ahead(self, updates: float, moment: int, moments: int) -> int:
         """Return how many moments away the next extra update of a cohort is; 1 means that it is to be made now.
 
-        The arguments are those of `due`. If a sparse probe leaves out this generation, the result lies beyond the
-        generation's end.
+        If a sparse probe leaves out this generation, the result lies beyond the generation's end.
+
+        Args:
+            updates: the number of updates of the cohort in the generation.
+            moment: the number of the present moment, from 0.
+            moments: the number of moments in the generation at which the extra update can be made.
         """
         if self._sparse and self._clock.generation % min(SPARSE, math.ceil(2 * EVERY / max(1.0, updates))):
             return moments - moment + 1
@@ -91,7 +96,7 @@ class Probe:
         self, cohort: Cohort, batch: Any, draw: Stream, more: Mapping[str, Tensor],
         hyper: Mapping[str, Tensor] | None = None,
     ) -> None:  # fmt: skip
-        """Make an extra update of copies of a cohort's members, and record its metrics.
+        """Make an extra update of copies of a cohort's members, and record the update's metrics.
 
         Args:
             cohort: the members.
@@ -117,7 +122,7 @@ class Probe:
 
         Args:
             cohorts: the members.
-            more: a function that returns metrics of a cohort that are recorded too.
+            more: a function that takes a cohort, and returns further metrics of it, `[P]` by name.
             tally: counts of the episodes that ended, whose metrics are recorded too; None for none.
         """
         for cohort in cohorts:
@@ -134,9 +139,10 @@ class Probe:
 def probe(
     spec: Any, cohort: Cohort, batch: Any, draw: Stream, hyper: Mapping[str, Tensor], offline: bool = False
 ) -> dict[str, Tensor]:
-    """Make an update on a minibatch with copies of the members, and return its metrics `[P]` by name.
+    """Make an update of copies of P members on a minibatch, and return the update's metrics `[P]` by name.
 
-    The metrics are those of `told.of_batch`, the norm of the gradient, and the size of the errors.
+    The metrics are those that `told.of_batch` returns, the norm of the gradient, and the mean size of the transitions'
+    errors.
 
     Args:
         spec: the run's configuration.

@@ -113,7 +113,17 @@ def learn_from_rollout(spec: EnvSpec, cohort: Cohort, rollout: Rollout, ticks: i
 
 
 def ready(spec: EnvSpec, cohort: Cohort, rollout: Rollout, ticks: int, tick: int) -> Callable[[], Any]:
-    """Return a function without arguments that does what `learn_from_rollout` does with these arguments."""
+    """Return a function without arguments that lets members learn from a rollout, as `learn_from_rollout` does.
+
+    The returned function updates the members and their losses in place; its own result is of no use.
+
+    Args:
+        spec: the run's configuration.
+        cohort: the members.
+        rollout: the rollout.
+        ticks: the number of ticks (environment steps) in the rollout, from its beginning, to learn from.
+        tick: the number of the present tick of the run.
+    """
     factors = spec.algo.schedule(spec.algo_config, tick * spec.env.num_envs)
 
     def make(compiled: Callable[[Any], Any]) -> Body:
@@ -134,7 +144,13 @@ def probe_rollout(spec: EnvSpec, cohort: Cohort, rollout: Rollout, ticks: int, t
     """Record training metrics of a cohort by an extra update on a minibatch of the rollout from which it has just
     learned.
 
-    The arguments are those of `learn_from_rollout`; `probe` makes the update, on copies of the members.
+    Args:
+        spec: the run's configuration.
+        cohort: the members.
+        rollout: the rollout.
+        ticks: the number of ticks (environment steps) in the rollout, from its beginning, from which members learned.
+        tick: the number of the present tick of the run.
+        probe: the recorder of metrics, which makes the update on copies of the members.
     """
     plan, when = _Plan.of(spec, cohort, rollout, ticks), upload(torch.tensor([tick]), spec.device)
     hyper = {**cohort.hyper}

@@ -34,7 +34,7 @@ class References:
     """The log-probabilities of a dataset's texts under the base model, which preference algorithms use as reference
     policy.
 
-    They are computed once, in the order of the rows, so that a resumed run reads the same bits.
+    The log-probabilities are computed once, in the order of the rows, so that a resumed run reads the same bits.
 
     Args:
         spec: the run's configuration, with the base model.
@@ -52,9 +52,10 @@ class References:
                 self._held[row] = list(told[:, i].cpu())
 
     def of(self, index: Rows, text: Text) -> Tensor:
-        """Return the base model's log-probabilities of the T tokens in n rows of text, `[1, n, T]`.
+        """Return the base model's log-probabilities of the T tokens in each row of `text`, `[1, rows, T]`.
 
-        `index` are the numbers of the rows in the dataset, and `text` holds these rows.
+        `index` are the numbers of the dataset's rows that `text` holds. If the dataset has pairs of completions, `text`
+        has two rows for each number in `index`.
         """
         width = text.mask.shape[-1]
         found = torch.zeros(text.mask.shape[1:])
@@ -70,17 +71,29 @@ class DataSource(Protocol):
 
     @property
     def splits(self) -> Mapping[str, np.ndarray]:
-        """The row numbers of each split by name. `train` is for training, `validation` for scores during training.
-
-        The third split is for the final evaluation.
-        """
+        """The row numbers of each split by name: `train` for training, `validation` for scores during training, and
+        `test` for the final evaluation."""
 
     def batch(self, index: np.ndarray, members: int) -> Any:
-        """Return the rows `index` as a minibatch of `members` members, in the form that the algorithm's `update`
-        reads."""
+        """Return a minibatch in the form that the algorithm's `update` reads.
+
+        Args:
+            index: the numbers of the dataset's rows.
+            members: the number of members, all of which get the same rows.
+        """
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """Score the members of the cohorts on rows or games that the seeds select; see `run.regime.Regime.evaluate`."""
+        """Score the members of the cohorts; return the episodes of the evaluation, one for each member and each row or
+        game.
+
+        Args:
+            cohorts: the members, in groups that are computed as one batch.
+            seeds: `[n]`, which select rows of the validation split, or the games that members play.
+            stopped: a function without arguments that returns whether the evaluation is to stop.
+
+        Raises:
+            Stopped: `stopped` returned True.
+        """
 
 
 class TextSource:
@@ -219,8 +232,8 @@ def rows_for(spec: TextSpec, corpus: Corpus, index: np.ndarray, members: int, re
 
 
 def scored(spec: TextSpec, cohort: Cohort, batch: Text) -> TokenScores:
-    """Return the log-probabilities of the tokens of a batch under each member's model, with values if the algorithm
-    needs them."""
+    """Return the log-probabilities of a batch's tokens under the language model of each of a cohort's members, with the
+    tokens' values if the algorithm needs values."""
     value = cohort.state.value.frozen if "value" in spec.algo.asks(spec.algo_config) else None
     return score(getattr(cohort.state, spec.algo.POLICY).frozen, batch, value)
 
@@ -234,7 +247,8 @@ def evaluate_rows(
     references: References | None,
     stopped: Callable[[], bool],
 ) -> Episodes:
-    """Score members on rows of a dataset by the algorithm's function `fitness`.
+    """Score members on rows of a dataset by the algorithm's function `fitness`; return one episode for each member and
+    row.
 
     Args:
         spec: the run's configuration.
@@ -242,7 +256,7 @@ def evaluate_rows(
         cohorts: the members, in groups that are computed as one batch.
         index: the numbers of the rows.
         references: the base model's log-probabilities; None if the algorithm does not need them.
-        stopped: returns whether the evaluation is to stop.
+        stopped: a function without arguments that returns whether the evaluation is to stop.
 
     Raises:
         Stopped: `stopped` returned True.

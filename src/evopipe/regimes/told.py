@@ -23,7 +23,8 @@ _Values: TypeAlias = Callable[[Any, Tensor], Tensor]
 def of_batch(spec: Any, state: Any, hyper: Hyper, batch: Any, draw: Stream, offline: bool = False) -> dict[str, Tensor]:
     """Return training metrics `[P]` of a minibatch by name, which are computed from the algorithm's values and policy.
 
-    The metrics that the algorithm's own function `signals` returns are added. For text, there are only these.
+    The metrics that the algorithm's own function `signals` returns are added. For a minibatch of text or games, the
+    result has these metrics only.
 
     Args:
         spec: the run's configuration.

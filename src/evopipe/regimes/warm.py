@@ -18,10 +18,10 @@ def wants_warm(spec: EnvSpec) -> bool:
 
 
 def read_warm(spec: EnvSpec, folder: Path) -> Transitions | None:
-    """Read the transitions of a dataset that a run starts with; None if the run starts without.
+    """Return the transitions of a dataset that a run starts with; None if the run starts without transitions.
 
-    In offline training they are all transitions of `data/transitions.h5` in the folder, otherwise the first
-    `train.warm_start` of this file.
+    Offline training starts with all transitions of `data/transitions.h5` in the folder, online training with the first
+    `train.warm_start` transitions of this file.
 
     Raises:
         MissingInputError: there is no `data/transitions.h5`.

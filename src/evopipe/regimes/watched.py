@@ -38,13 +38,13 @@ class Watched:
         self._found: list[np.ndarray] = []  # packed, [n, size] each
 
     def begin(self) -> None:
-        """Begin another evaluation, whose episodes do not continue earlier ones."""
+        """Begin the recording of another evaluation, whose episodes do not continue those of earlier evaluations."""
         self._begun = self._next
         if self._nstep is not None:
             self._nstep.forget(np.arange(self._rows))
 
     def forget(self) -> None:
-        """Discard all recorded transitions, see `Watch.forget`."""
+        """Discard all recorded transitions."""
         self._slots, self._episodes, self._found = [], [], []
         self._begun = self._next = 0
 
