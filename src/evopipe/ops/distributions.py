@@ -235,10 +235,10 @@ def mean_and_deviation(outputs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def with_noise(outputs: Tensor, draw: Stream) -> tuple[Tensor, Tensor, Tensor]:
-    """Split an actor's outputs like `mean_and_deviation`, and draw standard normal noise of the same shape as the mean.
+    """Split an actor's outputs into the mean and the log standard deviation of a Gaussian, and draw noise for it.
 
-    Outputs are `[P, B, 2 A]` (P members, B observations). Return the mean, the log standard deviation and the noise,
-    `[P, B, A]` each.
+    `outputs` is `[P, B, 2 A]` (P members, B observations), and `draw` the stream of random numbers. Return the mean,
+    the log standard deviation (clipped as by `mean_and_deviation`) and standard normal noise, `[P, B, A]` each.
     """
     mean, log_std = mean_and_deviation(outputs)
     return mean, log_std, draw.normal(mean.numel() // len(mean)).view(mean.shape)
@@ -247,7 +247,7 @@ def with_noise(outputs: Tensor, draw: Stream) -> tuple[Tensor, Tensor, Tensor]:
 def squashed_draw(mean: Tensor, log_std: Tensor, noise: Tensor) -> Tensor:
     """Return the actions tanh(mean + exp(log_std) · noise); all tensors are `[…, A]`.
 
-    On the CPU, the result is computed in float64 and rounded, for the reason that `squashed` gives.
+    On the CPU, the result is computed in float64 and rounded, so that its bits do not depend on the processor.
     """
     if (found := explore.squashed(mean, log_std, noise)) is not None:
         return found

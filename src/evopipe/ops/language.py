@@ -79,7 +79,7 @@ def without_spread(reward: Tensor, size: int) -> Tensor:
 
 
 def refill(empty: Tensor, full: Tensor) -> Tensor:
-    """Return which item each of G places holds after empty places were filled with spare items: int64 `[P, G]`.
+    """Fill empty places with spare items, and return the number of the item in each of G places: int64 `[P, G]`.
 
     Each of P members has G own items, one per place, and G spare items. The first empty place gets the first usable
     spare item, the second the second, and so on. A place for which no usable spare item is left keeps its own item. In
@@ -254,8 +254,13 @@ def clipped(log_ratio: Tensor, advantage: Tensor, low: Tensor, high: Tensor, mos
 def cispo(log_prob: Tensor, log_ratio: Tensor, advantage: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """Return the CISPO loss −clip(ρ, 1 − low, 1 + high) A log π, `[P, B, T]` (MiniMax, "MiniMax-M1", 2025, eq. 4).
 
-    No gradient passes through the ratio ρ, so clipping removes no token's gradient. `log_prob` (log π) is `[P, B, T]`
-    for T tokens in B sequences of P members; the other arguments are those of `clipped`.
+    No gradient passes through the ratio ρ, so clipping removes no token's gradient.
+
+    Args:
+        log_prob: `[P, B, T]`, log π of T tokens in B sequences of P members.
+        log_ratio: `[P, B, T]`, log ρ.
+        advantage: A, `[P, B, T]`, or `[P, B, 1]` for whole sequences.
+        low, high: `[P]`, the bounds of the clip.
     """
     ratio = log_ratio.detach().exp()
     return -torch.clamp(ratio, 1.0 - low[:, None, None], 1.0 + high[:, None, None]) * advantage * log_prob
@@ -348,7 +353,7 @@ def value_loss(value: Tensor, old: Tensor, target: Tensor, clip: Tensor) -> Tens
 
 
 def after_last(value: Tensor, mask: Tensor) -> Tensor:
-    """Return the value of the token after each row's last token inside the mask: `[P, B, T]` → `[P, B]`.
+    """Return the value at the token that follows each row's last token inside the mask: `[P, B, T]` → `[P, B]`.
 
     There are B rows of T tokens of P members. Every row must have a token after its last token inside the mask.
     """
@@ -360,7 +365,7 @@ def after_last(value: Tensor, mask: Tensor) -> Tensor:
 
 
 class Preference(NamedTuple):
-    """The result for B pairs of a chosen and a rejected completion of each of P members.
+    """The result of a preference loss for B pairs of a chosen and a rejected completion of each of P members.
 
     Attributes:
         loss: `[P, B]`, the loss of each pair.
@@ -374,7 +379,8 @@ class Preference(NamedTuple):
 def preferred(margin: Tensor) -> Tensor:
     """Return log σ(margin), the log-probability that a completion is preferred to another, in the shape of `margin`.
 
-    `margin` is the completion's reward minus that of the other. This is the model of Bradley and Terry, 1952.
+    `margin` is the reward of the completion minus the reward of the other. This is the model of Bradley and Terry,
+    1952.
     """
     return torch.nn.functional.logsigmoid(margin)
 
@@ -456,7 +462,8 @@ def games(ids: Tensor, real: Tensor, acts: Tensor, reward: Tensor, done: Tensor)
     """Convert games, which are stored as sequences of L tokens, to the decisions of the player in them.
 
     Every token but the first may be a decision. The result has an entry for each of these L − 1 tokens: the reward from
-    there to the player's next decision, the state of that next decision, and whether the game is over by then.
+    this token to the player's next decision, the column of that next decision's state, and whether the game is over by
+    then.
 
     Args:
         ids: `[…, L]` int64, the tokens.

@@ -51,7 +51,8 @@ def epsilon_greedy(q: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> T
     """Choose the action of highest value, or with probability ε a uniformly random legal action (Sutton & Barto, 2018,
     § 2.2).
 
-    `q` and `legal` are `[P, E, A]` (P members, E environments each), `epsilon` is `[P]`; return actions `[P, E]` int64.
+    `q` and `legal` are `[P, E, A]` (P members, E environments each), `epsilon` is `[P]`, `draw` the stream of random
+    numbers; return actions `[P, E]` int64.
     """
     if (found := explore.best_or_random(q, legal, epsilon, draw)) is not None:
         return found
@@ -134,8 +135,8 @@ def noisy(
         epsilon: `[P]`, ε.
         draw: the stream of random numbers.
         sd: the standard deviation of the noise.
-        kind: `gaussian` for independent noise, `ou` for that of `ornstein_uhlenbeck`.
-        theta: θ of `ornstein_uhlenbeck`.
+        kind: `gaussian` for independent noise, `ou` for the time-correlated noise of `ornstein_uhlenbeck`.
+        theta: θ of `ornstein_uhlenbeck`, unused for `gaussian`.
     """
     shape = tuple(action.shape[1:])
     noise = gaussian(draw, shape, sd) if kind == "gaussian" else ornstein_uhlenbeck(draw, shape, sd, theta)
@@ -180,7 +181,7 @@ def proximal(
         old_value: the values when the rollout was collected, which only `clip_value` needs.
         target: V̂, the targets of the values.
         hp: hyper-parameters `[P]`: `clip` (ε), `vf_coef` (c_v) and `ent_coef` (c_h).
-        clip_value: whether the squared error is that of `clipped_value_error`.
+        clip_value: whether the squared error (V − V̂)² is replaced by that of `clipped_value_error`.
     """
     clip, vf_coef, ent_coef = (hp[name].view(-1, *[1] * (value.ndim - 1)) for name in ("clip", "vf_coef", "ent_coef"))
     log_ratio = chances.log_prob(action) - log_prob
