@@ -45,7 +45,7 @@ class FilmFrames:
         images: the kept images.
         fps: the number of frames per second of the original.
         shown: the number of frames so far, kept or not.
-        every: the distance between two kept frames: 2 if every second frame is kept.
+        every: the number of frames from one kept frame to the next: 2 if every second frame is kept.
     """
 
     width: int
@@ -91,7 +91,7 @@ def animate(images: Sequence[Image.Image], kind: str, gap: float, unit: int, res
     """Return the bytes of an animated GIF or WEBP that repeats.
 
     Args:
-        images: one or more.
+        images: the images, one or more.
         kind: the format, as Pillow names it.
         gap: milliseconds between two images.
         unit: the format's unit of time, in milliseconds.
