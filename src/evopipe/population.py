@@ -79,7 +79,8 @@ class Population:
             self._held = held.pop_all()
 
     def train(self, generations: int | None = None) -> list[Record]:
-        """Train a number of generations, or until the run ends as `train` in the parameters says; return their records.
+        """Train a number of generations, or until the run ends by the parameters in `train`; return the records of
+        these generations.
 
         A generation is `train.evo_steps` environment steps of each member, then an evaluation of all members, selection
         and mutation. A record holds every member's fitness (mean undiscounted return) and parent. With

@@ -66,8 +66,8 @@ def write_timing(log: Path, curve: Sequence[Sequence[Any]], folder: Path) -> Non
     """Write the seconds that each generation took, from a run's log of events and its learning curve `curve`. No other
     out has clock times.
 
-    A run that was killed repeats what came after its last checkpoint, so the last entry of a generation counts. If a
-    run was stopped and continued within a generation, the seconds and steps of the second process are written.
+    A run that was killed repeats what came after its last checkpoint, so the last log entry of a generation counts. If
+    a run was stopped and continued within a generation, the seconds and steps of the second process are written.
     Generations that are missing in the log are left out.
     """
     rows: dict[int, tuple[int, float, int, int]] = {}

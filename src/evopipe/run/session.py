@@ -35,10 +35,12 @@ _ENDINGS = {"target": "target reached", "max_steps": "all steps taken"}
 
 
 def begin(problem: Problem[JobT], members: Sequence[Member], births: Sequence[Mutation] | None = None) -> Run[JobT]:
-    """Return a run at its beginning, with these members.
+    """Return a run that has not trained yet, with the given initial members.
+
+    `births` has the mutation that made each member; None if there were none.
 
     Raises:
-        MissingInputError, DataError: see `Problem.live`.
+        MissingInputError, DataError: the data to learn from is missing or damaged.
     """
     clock = Clock.of(problem.spec, len(members))
     regime = problem.live(clock, np.array([member.key for member in members]))
@@ -46,7 +48,8 @@ def begin(problem: Problem[JobT], members: Sequence[Member], births: Sequence[Mu
 
 
 def key_of(problem: Problem[Any], folder: Path) -> str:
-    """Return a hash of everything that the result of the stage `train` depends on: parameters, input files and code."""
+    """Return a hash of everything that the result of the stage `train` depends on: parameters, input files and code.
+    `folder` is the project's folder."""
     return content_key(problem.values, [layout.need(folder, layout.POPULATION), *problem.inputs(), CODE])
 
 
@@ -55,10 +58,10 @@ class Home:
     """The folders and lock files that a run uses.
 
     Attributes:
-        folder: the folder for its outs.
-        state: the folder for its log, its tracking record and its checkpoints.
+        folder: the folder for the run's outs.
+        state: the folder for the run's log, tracking record and checkpoints.
         seconds: the least time between two checkpoints.
-        locks: files that are locked, so that no other process can run here.
+        locks: files that the run locks, so that no other process uses these folders.
         checkpoints: another folder for the checkpoints; None uses a folder in `state`.
         project: the project's folder for trackers; None if it is `folder`.
     """
@@ -224,7 +227,7 @@ class Session(Generic[JobT]):
         warn(self.tracker, run.regime.remarks)
 
     def write(self, champion: Champion) -> None:
-        """Write all outs of the finished run into `home.folder`, and report the overhead of its shards to the
+        """Write all outs of the finished run into `home.folder`, and report the overhead of shards, if any, to the
         tracker."""
         if account := getattr(self.run.regime, "account", None):
             self.tracker.emit(Message("info", account))

@@ -70,8 +70,8 @@ class Tally:
     def settle(self, good: Tensor | None = None) -> None:
         """Add all stored rewards and episodes to `sums`.
 
-        `good` `[R]` bool may be given if exactly one step was added since the last call. Of the episodes that ended in
-        this step, only those of environments for which it is True count.
+        `good` `[R]` bool may be given if exactly one step was added since the last call. An episode that ended in this
+        step then counts only if its environment's entry is True.
         """
         if self._whole:
             slots, returns, lengths, *own = (np.concatenate(each) for each in zip(*self._whole, strict=True))
