@@ -81,7 +81,9 @@ _kernel: _Kernel | None = None
 def use(kernel: _Kernel | None) -> None:
     """Set the function that draws random numbers on the CPU from now on; None restores NumPy and torch.
 
-    The function is called as `kernel(name, keys, salt, steps, found)` and fills the tensor `found` `[P, U, n]`.
+    The function is called as `kernel(name, keys, salt, steps, found)`, and writes its draws into the tensor `found`
+    `[P, U, n]`. `name` is the kind of the draws: `uniform`, `normals`, `shuffles`, or `parts` for new keys `[P]`.
+    `keys` `[P]`, `salt` and `steps` `[U]` determine the draws.
     """
     global _kernel
     _kernel = kernel
@@ -156,7 +158,12 @@ def _host_bits(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int
 class Stream:
     """A source of every member's random draws for one purpose at one step.
 
-    Equal calls return equal numbers; `part` returns a source of other numbers. `keys` is `[P]` int64, one key a member.
+    Equal calls return equal numbers; the method `part` returns a source of other numbers.
+
+    Attributes:
+        keys: `[P]` int64, the members' random keys.
+        purpose: the purpose of the draws.
+        step: `[1]` int64, the number of the step.
     """
 
     keys: torch.Tensor  # [P] int64
@@ -178,8 +185,8 @@ class Stream:
         return normal(self.keys, self.purpose, back, n)
 
     def part(self, name: int) -> Stream:
-        """Return a stream for the same purpose and step with other, independent draws; `name` is the part's number,
-        from 1."""
+        """Return a stream for the same purpose and step with other, independent draws; `name` is the part's number, at
+        least 1."""
         return Stream(_part(self.keys, name), self.purpose, self.step)
 
     def parts(self, count: int) -> Stream:
@@ -220,9 +227,10 @@ def run_key(seed: int) -> int:
 
 
 def seeds(keys: Any, purpose: Purpose, *counters: Any) -> Any:
-    """Derive environment seeds in [0, 2³¹), one for each element of `keys` and of the counters.
+    """Derive environment seeds in [0, 2³¹) from a key, a purpose and counters, elementwise.
 
-    Keys and counters are int64 arrays or tensors of one shape, which is also the result's shape.
+    Counters are numbers that tell seeds of one key apart, such as those of the environment and of its episode. Keys and
+    counters are int64 arrays or tensors of shapes that broadcast.
     """
     if isinstance(keys, torch.Tensor) and _on_host(keys):
         found: np.ndarray = seeds(keys.numpy(), purpose, *(counter.numpy() for counter in counters))

@@ -33,7 +33,8 @@ class EnvEvaluation:
         self.params, self.problem, self.members = params, problem, list(trained)
 
     def told(self, played: Episodes, seeds: np.ndarray, stopped: Callable[[], bool]) -> Told:
-        """Return the report of the evaluation, from the episodes that were played with `seeds`.
+        """Return the report of the evaluation, from the episodes `played`, one for each of the seeds `[n]` and each
+        member. `stopped` is not called.
 
         Raises:
             EnvironmentFailed: too many of a member's episodes were broken by a fault of the environment.
