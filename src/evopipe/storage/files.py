@@ -67,6 +67,8 @@ def publishing(path: Path, rename: Callable[[Path, Path], None] = os.replace) ->
     If the block or the renaming fails, the temporary file or folder is removed, and `path` is unchanged. Temporaries of
     killed processes in the same folder are removed first. Missing parent folders are created.
 
+    `rename` is the function that moves the first path to the second; by default an atomic replacement.
+
     Raises:
         DiskError: a file or folder cannot be written.
     """
@@ -172,7 +174,7 @@ def pieces(data: Content) -> Sequence[bytes | bytearray | memoryview]:
 
 
 def write_bytes(path: Path, data: Content) -> None:
-    """Write a file atomically and durably. A link at `path` is replaced, so that the file to which it leads is
+    """Write a file atomically and durably. A link at `path` is replaced, and the file to which the link leads is
     unchanged.
 
     Raises:
@@ -187,7 +189,7 @@ def write_text(path: Path, text: str) -> None:
 
     Raises:
         DataError: the text has an unpaired surrogate.
-        DiskError: see `write_bytes`.
+        DiskError: the file cannot be written; its old content, if any, is unchanged.
     """
     write_bytes(path, _encode(text, str(path)))
 
@@ -196,8 +198,8 @@ def write_json(path: Path, obj: Any) -> None:
     """Write an object to a JSON file, indented by two spaces, atomically and durably.
 
     Raises:
-        DataError: see `dump_json`.
-        DiskError: see `write_bytes`.
+        DataError: a value has no exact JSON form.
+        DiskError: the file cannot be written; its old content, if any, is unchanged.
     """
     write_bytes(path, dump_json(obj, str(path), indent=2))
 
@@ -210,10 +212,10 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) 
 
 
 def dump_json(obj: Any, where: str, *, indent: int | None = None) -> bytes:
-    """Return an object as deterministic JSON bytes: keys are sorted, and a newline is at the end.
+    """Return an object as deterministic JSON bytes: keys are sorted, and a newline ends the text.
 
-    `parse_json` returns an equal object, except that tuples become lists. Without `indent`, the JSON is one line, which
-    is several times faster.
+    `parse_json` returns an equal object, except that tuples become lists. `indent` is the number of spaces of
+    indentation. Without it, the JSON is one line, which is several times faster to write.
 
     Raises:
         DataError: a value has no exact JSON form; the message begins with `where` and names the place.
@@ -273,7 +275,8 @@ def read_json(path: Path) -> Any:
     """Read a JSON file, and return its content.
 
     Raises:
-        MissingInputError, DataError: see `read_bytes` and `parse_json`.
+        MissingInputError: the file does not exist.
+        DataError: the file cannot be read, or is not valid JSON.
     """
     return parse_json(read_bytes(path), str(path))
 
