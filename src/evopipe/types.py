@@ -146,7 +146,7 @@ class Spaces:
 
     @property
     def action_size(self) -> int:
-        """`D`, the number of values in one action."""
+        """The number of values in one action: 1 for one index, `D` for D indices or bits, `A` for a vector."""
         return self.action_shape[0] if self.action_shape else 1
 
     def to_json(self) -> dict[str, Any]:

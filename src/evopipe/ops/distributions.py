@@ -295,8 +295,8 @@ def relaxed(logits: Tensor, legal: Tensor | None, temperature: float, draw: Stre
     This is a straight-through estimator (Jang, Gu & Poole, 2017; Maddison, Mnih & Teh, 2017).
 
     Args:
-        logits: `[P, …, A]`.
-        legal: bool of that shape; None if all actions are legal.
+        logits: `[P, …, A]`, unnormalised log-probabilities.
+        legal: `[P, …, A]` bool, the legal actions; None if all actions are legal.
         temperature: the temperature of the softmax.
         draw: the stream of random numbers.
     """

@@ -101,7 +101,8 @@ def _within(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def token_weights(mask: Tensor, mean: Mean) -> Tensor:
-    """Return weights `[P, B, T]` of tokens that sum to 1 for each member, or to 0 if the mask excludes all its tokens.
+    """Return weights `[P, B, T]` of tokens that sum to 1 for each member, or to 0 if the mask excludes all tokens of
+    the member.
 
     Args:
         mask: `[P, B, T]` bool, the tokens that count: B sequences of T tokens of P members.
@@ -342,10 +343,11 @@ def whiten(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def value_loss(value: Tensor, old: Tensor, target: Tensor, clip: Tensor) -> Tensor:
-    """Return the clipped value loss ½ max((V − V̂)², (V_old + clip(V − V_old, ±clip) − V̂)²) of each token,
-    `[P, B, T]`.
+    """Return the clipped value loss ½ max((V − V̂)², (V_old + clip(V − V_old, ±clip) − V̂)²) of each token, `[P, B,
+    T]`.
 
-    `value` (V), `old` (V_old) and `target` (V̂) are `[P, B, T]`: P members, B sequences, T tokens. `clip` is `[P]`.
+    `value` (V), `old` (V_old) and `target` (V̂) are `[P, B, T]`: P members, B sequences, T tokens. `clip` `[P]` bounds
+    V − V_old.
     """
     limit = clip[:, None, None]
     near = old + torch.clamp(value - old, -limit, limit)

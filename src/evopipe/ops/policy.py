@@ -62,7 +62,7 @@ def epsilon_greedy(q: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> T
 def or_random_legal(action: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
     """Return the actions `[P, E]`, each replaced with probability ε by a uniformly random legal action.
 
-    `action` is int64 `[P, E]` (P members, E environments each), `legal` bool `[P, E, A]`, `epsilon` `[P]`.
+    `action` is int64 `[P, E]` (P members, E environments each), `legal` bool `[P, E, A]`, and `epsilon` `[P]` holds ε.
     """
     u_explore, u_action = draw.uniform(2 * action.shape[1]).view(-1, 2, action.shape[1]).unbind(dim=1)
     return torch.where(u_explore < epsilon[:, None], random_legal(u_action, legal), action)
@@ -86,7 +86,7 @@ def or_random(action: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
     """Return the actions `[P, E, A]` clipped to [−1, 1], each replaced with probability ε by a uniform draw from [−1,
     1].
 
-    `action` is `[P, E, A]` (P members, E environments each), `epsilon` `[P]`. A NaN in an action counts as 0.
+    `action` is `[P, E, A]` (P members, E environments each), `epsilon` `[P]` holds ε. A NaN in an action counts as 0.
     """
     if (found := explore.clipped_or_random(action, epsilon, draw)) is not None:
         return found
@@ -147,7 +147,7 @@ def smoothed(action: Tensor, draw: Stream, deviation: Tensor, limit: Tensor) -> 
     """Add clipped normal noise to target actions `[P, …]` of P members, and clip the result to [−1, 1].
 
     This is target policy smoothing (Fujimoto, van Hoof & Meger, 2018, eq. 14). `deviation` `[P]` is the standard
-    deviation of the noise, and `limit` `[P]` the largest size to which it is clipped.
+    deviation of the noise, and `limit` `[P]` the absolute value to which the noise is clipped.
     """
     noise = draw.normal(action[0].numel()).view(action.shape)
     deviation, limit = (x.view(-1, *(1,) * (action.ndim - 1)) for x in (deviation, limit))

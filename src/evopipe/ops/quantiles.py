@@ -8,7 +8,8 @@ from evopipe.types import Tensor
 
 
 def midpoints(quantiles: int, like: Tensor) -> Tensor:
-    """Return the N quantile fractions τᵢ = (2 i − 1) / (2 N), `[N]`, with the type and the device of `like`.
+    """Return the N = `quantiles` quantile fractions τᵢ = (2 i − 1) / (2 N), `[N]`, with the type and the device of
+    `like`.
 
     The quantiles at these fractions are the best approximation of a distribution by N equally weighted values, in the
     1-Wasserstein distance (Dabney et al., 2018, lemma 2).

@@ -21,7 +21,10 @@ _BROKEN_SHARE = 0.1  # of a member's episodes that may be broken
 
 
 def evaluation(params: Params, problem: Problem[EnvSpec], trained: Sequence[Member], folder: Path) -> EnvEvaluation:
-    """Return an `EnvEvaluation`, which holds the members to score and makes the report of their scores."""
+    """Return an `EnvEvaluation`, which holds the members to score and makes the report of the scores.
+
+    `trained` has the trained members, the elite last, and `folder` is the project's folder.
+    """
     return EnvEvaluation(params, problem, trained)
 
 

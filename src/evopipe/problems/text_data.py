@@ -22,7 +22,7 @@ from evopipe.storage.files import write_json
 def fetch(params: LanguageParams, folder: Path) -> list[str]:
     """Run the stage `fetch`: write rows of text to `data/text.jsonl`, and `reports/fetch.json`.
 
-    The result is a list of remarks for the user.
+    `folder` is the project's folder. The result is a list of remarks for the user.
     """
     cfg, source, form = params.language, params.fetch.source, form_of(get(params.train.algo))
     if source == "generate":
@@ -44,7 +44,7 @@ def fetch(params: LanguageParams, folder: Path) -> list[str]:
 def buffer(params: LanguageParams, folder: Path) -> list[str]:
     """Run the stage `buffer`: tokenise `data/text.jsonl`, split it, and write `data/tokens` and `reports/buffer.json`.
 
-    Rows that are too long are left out. The result is a list of remarks for the user.
+    Rows that are too long are left out. `folder` is the project's folder. The result is a list of remarks for the user.
     """
     cfg, form = settled(params.language, params.fetch.source), form_of(get(params.train.algo))
     path = layout.need(folder, layout.TEXT)

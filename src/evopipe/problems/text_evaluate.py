@@ -31,7 +31,10 @@ _SHOWN = 12  # prompts of which the completions are written down, or games
 def evaluation(
     params: LanguageParams, problem: Problem[TextSpec], trained: Sequence[Member], folder: Path
 ) -> TextEvaluation:
-    """Return a `TextEvaluation`, which holds the members to score and makes the report of their scores."""
+    """Return a `TextEvaluation`, which holds the members to score and makes the report of the scores.
+
+    `trained` has the trained members, the elite last, and `folder` is the project's folder.
+    """
     return TextEvaluation(params, problem, trained, folder)
 
 

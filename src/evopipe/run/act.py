@@ -52,7 +52,7 @@ EVERYONE = [slice(None)]
 
 
 def places_of(cohorts: Sequence[Cohort]) -> list[list[int]]:
-    """Return the indices of each cohort's members in the list of all cohorts' members, ordered by slot.
+    """Return for each cohort the indices of its members in the list of all cohorts' members that is ordered by slot.
 
     A cohort is a group of members whose networks are computed as one batch.
     """

@@ -95,7 +95,7 @@ def load_tensors(data: bytes, where: str = "tensors") -> dict[str, torch.Tensor]
 
 
 def note_of(data: bytes, where: str) -> str:
-    """Return the text in the header of safetensors bytes.
+    """Return the text that `tensor_pieces` stored as `note` in the header of safetensors bytes.
 
     Raises:
         DataError: the header has no such text; the message begins with `where`.
