@@ -51,8 +51,8 @@ def available_cpus() -> int:
 
 
 def shared_memory(sizes: Sequence[int]) -> list[memoryview]:
-    """Return blocks of zeroed memory that this process shares with processes forked later, one block for each size in
-    bytes.
+    """Return blocks of zeroed memory that this process shares with processes forked later, one block for each of
+    `sizes`, in bytes.
 
     A block may be longer than its size, because no two blocks share a cache line. The memory has no name in the system,
     so nothing is left behind when a process dies.

@@ -126,8 +126,8 @@ def normal(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) ->
     """Draw standard normal float32 numbers `[P, U, n]`, at most 8.6 in absolute value: n numbers for each key and each
     step.
 
-    `keys` is `[P]` int64, `steps` is `[U]` int64, as in `uniform`. The native kernels and torch give the same numbers,
-    except for the last bit of about one number in 10⁸.
+    `keys` is `[P]` int64, `steps` is `[U]` int64. Each number is a function of its key, purpose, step and position
+    alone. The native kernels and torch give the same numbers, except for the last bit of about one number in 10⁸.
     """
     if _kernel is not None and _on_host(keys):
         return _drawn(_kernel, "normals", keys, salt(purpose), steps, n, torch.float32)
@@ -222,7 +222,7 @@ def member_keys(seed: int, slots: Any) -> np.ndarray:
 
 
 def run_key(seed: int) -> int:
-    """Return the key for random draws that belong to the whole run and not to a member."""
+    """Return the key for random draws that belong to the whole run and not to a member, for the run's seed."""
     return int(member_keys(seed, [-1])[0])
 
 

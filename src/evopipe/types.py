@@ -189,7 +189,8 @@ class Batch:
         alive: for a team, `[P, B, K]` float32, 1 if the agent acted in `obs`, 0 if it was absent.
         learns: for a team, `[P, B, K]` float32, 1 if the agent learns from this transition, 0 if only other agents
             learn from it.
-        next_alive: for a team, `[P, B, K]` float32, each agent's status after the step: `GONE`, `ACTS` or `CUT`.
+        next_alive: for a team, `[P, B, K]` float32, each agent's status after the step: `GONE` (takes no part in the
+            next step), `ACTS` (acts next) or `CUT` (was truncated).
     """
 
     obs: Tensor
@@ -209,7 +210,7 @@ class Chosen(NamedTuple):
     """The result of an on-policy algorithm's `step` for P members with E environments each.
 
     Attributes:
-        action: `[P, E, …]`, the actions, as in `Batch`.
+        action: `[P, E, …]`, the actions: int64 `[P, E]` or `[P, E, D]`, or float32 `[P, E, A]` if continuous.
         log_prob: `[P, E]`, the log-probabilities of the actions.
         value: `[P, E]`, the state values of the observations.
         memory: `[P, E, M]`, the recurrent state after the step; M is 0 without a recurrent network.

@@ -76,7 +76,8 @@ class NStep:
                 unfinished transitions of that environment end before it and bootstrap from the last good observation.
             alive: for a team, `[R, K]`, which agents took the step.
             over: `[R]`, whether the episode ended; by default, where the step terminated or was truncated.
-            next_alive: for a team, `[R, K]`, each agent's status after the step (see `evopipe.types`).
+            next_alive: for a team, `[R, K]`, each agent's status after the step: `GONE` (takes no part in the next
+                step), `ACTS` (acts next) or `CUT` (was truncated).
         """
         n, index, layout = self._layout.steps, np.arange(len(obs)), self._layout
         obs, next_obs, action, reward = (x.reshape(len(obs), -1) for x in (obs, next_obs, action, reward))

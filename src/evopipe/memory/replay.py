@@ -127,7 +127,8 @@ class RowLayout:
             next_legal, legal: `[n, A]` bool, the legal actions in both observations; None if all actions are legal.
             taken: `[n]`, the number of steps of each transition; None if each spans one step.
             alive: `[n, K]`, for a team of K agents, which agents acted; None if all acted.
-            next_alive: `[n, K]`, for a team, each agent's status after the step (see `evopipe.types`).
+            next_alive: `[n, K]`, for a team, each agent's status after the step: `GONE` (takes no part in the next
+                step), `ACTS` (acts next) or `CUT` (was truncated).
 
         For a team, the other arrays have an axis `K` too: the last one, or the one before `O` and `A`.
         """
@@ -259,8 +260,13 @@ class Incoming:
     ) -> None:  # fmt: skip
         """Write the actions and the outcomes of the step, and append the transitions to the replay buffer.
 
-        All arguments are `[n, …]`, one row for each environment that stepped. A transition is left out if its step is
-        unusable (`broken` `[n]`, see `RowStep`), or if it holds a number that is not finite.
+        A transition that holds a number that is not finite is left out.
+
+        Args:
+            action, reward, terminated: `[n, …]`, `[n]` and `[n]`, for the n environments that stepped.
+            next_obs: `[n, O]`, the observations after the step.
+            next_legal: `[n, A]` bool, the legal actions after the step.
+            broken: `[n]` bool, the environments whose step is unusable; their transitions are left out.
         """
         at = self._where
         self._action[at], self._reward[at], self._terminated[at] = action, reward, terminated
@@ -363,8 +369,8 @@ class Replay:
     def add_all(self, rows: Tensor) -> None:
         """Append transitions `[M, n, size]` that are on the device, without synchronising the host with the device.
 
-        All buffers must be equally full. The transitions must be finite, span one step each and have no images. The
-        result is that of `add` with all transitions kept.
+        All buffers must be equally full. The transitions must be finite, span one step each and have no images. `rows`
+        holds n packed transitions for each buffer, all of which are kept.
         """
         rows = rows[:, -self.capacity :]
         n = rows.shape[1]
@@ -474,8 +480,12 @@ class Replay:
     def batches(self, draw: Stream, slots: Tensor, first: Tensor, weight: Tensor, gamma: Tensor) -> native.Batches:
         """Return the C kernels' sampler, which draws minibatches from this buffer as the method `batch` does.
 
-        The arguments are the stream of random numbers, the members `[P]`, the first rows of their buffers `[P]`, the
-        weights of the places of a minibatch `[P, B]`, and the discounts `[P]`.
+        Args:
+            draw: the stream of random numbers.
+            slots: `[P]` int64 on the device, the members.
+            first: `[P]`, the index of the first row of each member's buffer, as the method `first` returns it.
+            weight: `[P, B]`, the weight of each place of the minibatch, 0 beyond the member's own batch size.
+            gamma: `[P]`, the discounts.
         """
         whose = id(weight), draw.purpose  # a minibatch for another purpose is drawn by other numbers
         known, given = self._drawn.get(whose), (draw.keys, slots, first, weight, gamma)

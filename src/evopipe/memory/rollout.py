@@ -66,7 +66,8 @@ class Rollout:
         rows: `[P, T, E, size]`, the steps in this layout.
         after: `[P, T, E, O + 4]`, the results of each step: next observation (`O` numbers), reward, terminated, cut (1
             at the last step of an episode), valid (0 if the step must not be learned from). For a team it is `O + 5`,
-            and each agent's status `next_alive` (see `evopipe.types`) comes last.
+            and each agent's status after the step comes last: `GONE` (takes no part in the next step), `ACTS` (acts
+            next) or `CUT` (was truncated).
         memory: `[P, T + 1, E, M]`, the recurrent state before each step, and after the last step.
     """
 
@@ -124,8 +125,9 @@ class Rollout:
             broken: `[P, E]`, unusable steps, such as those with a number that is not finite; for a team also those of
                 absent agents. Such a step is stored as the last of its episode with the predicted value as its reward,
                 so that its advantage is 0. Its next observation is stored as zeros.
-            next_alive: for a team, `[P, E]`, each agent's status after the step (see `evopipe.types`). The next
-                observation is then stored as zeros exactly where the status is `GONE`.
+            next_alive: for a team, `[P, E]`, each agent's status after the step: `GONE` (takes no part in the next
+                step), `ACTS` (acts next) or `CUT` (was truncated). The next observation is then stored as zeros exactly
+                where the status is `GONE`.
         """
         expected, after = self.rows[:, tick, :, self.layout.log_prob + 1], self.after[:, tick]
         ends = (terminated, truncated, broken)

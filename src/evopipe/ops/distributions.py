@@ -281,7 +281,7 @@ def _log_slope(u: Tensor) -> Tensor:
 
 
 def gumbel(draw: Stream, n: int) -> Tensor:
-    """Draw negative Gumbel noise, `[P, n]` float64: n numbers for each of P members.
+    """Draw negative Gumbel noise, `[P, n]` float64: n numbers for each of the P members of the stream `draw`.
 
     For scores `[P, n]`, the argmax of (scores − noise) is a sample from the softmax of the scores (the Gumbel-max
     trick).

@@ -62,7 +62,8 @@ def epsilon_greedy(q: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> T
 def or_random_legal(action: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
     """Return the actions `[P, E]`, each replaced with probability ε by a uniformly random legal action.
 
-    `action` is int64 `[P, E]` (P members, E environments each), `legal` bool `[P, E, A]`, and `epsilon` `[P]` holds ε.
+    `action` is int64 `[P, E]` (P members, E environments each), `legal` bool `[P, E, A]`, `epsilon` `[P]` holds ε, and
+    `draw` is the stream of random numbers.
     """
     u_explore, u_action = draw.uniform(2 * action.shape[1]).view(-1, 2, action.shape[1]).unbind(dim=1)
     return torch.where(u_explore < epsilon[:, None], random_legal(u_action, legal), action)
@@ -71,8 +72,8 @@ def or_random_legal(action: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream
 def sampled_or_random(log_pi: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
     """Sample actions from their log-probabilities, or with probability ε uniformly among the legal actions.
 
-    `log_pi` and `legal` are `[P, E, A]` (P members, E environments each), `epsilon` is `[P]`; return actions `[P, E]`
-    int64.
+    `log_pi` and `legal` are `[P, E, A]` (P members, E environments each), `epsilon` is `[P]`, `draw` the stream of
+    random numbers; return actions `[P, E]` int64.
     """
     envs = log_pi.shape[1]
     u = draw.uniform(log_pi[0].numel() + 2 * envs).float()
@@ -86,7 +87,8 @@ def or_random(action: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
     """Return the actions `[P, E, A]` clipped to [−1, 1], each replaced with probability ε by a uniform draw from [−1,
     1].
 
-    `action` is `[P, E, A]` (P members, E environments each), `epsilon` `[P]` holds ε. A NaN in an action counts as 0.
+    `action` is `[P, E, A]` (P members, E environments each), `epsilon` `[P]` holds ε, and `draw` is the stream of
+    random numbers. A NaN in an action counts as 0.
     """
     if (found := explore.clipped_or_random(action, epsilon, draw)) is not None:
         return found
@@ -103,7 +105,7 @@ Noise = Literal["gaussian", "ou"]
 def gaussian(draw: Stream, shape: tuple[int, ...], sd: float) -> Tensor:
     """Draw independent normal noise `[P, E, A]` with standard deviation `sd`; `shape` is (E, A).
 
-    There are A numbers for each of the E environments of P members.
+    There are A numbers for each of the E environments of the P members of the stream `draw`.
     """
     return sd * draw.normal(shape[0] * shape[1]).view(-1, *shape)
 
@@ -111,8 +113,8 @@ def gaussian(draw: Stream, shape: tuple[int, ...], sd: float) -> Tensor:
 def ornstein_uhlenbeck(draw: Stream, shape: tuple[int, ...], sd: float, theta: float) -> Tensor:
     """Draw time-correlated noise `[P, E, A]` of the process x ← (1 − θ) x + sd · N(0, 1); `shape` is (E, A).
 
-    There are A numbers for each of the E environments of P members (Uhlenbeck & Ornstein, 1930; Lillicrap et al.,
-    2016). θ (`theta`) is in (0, 1]. An environment's process is not reset between episodes.
+    There are A numbers for each of the E environments of the P members of the stream `draw` (Uhlenbeck & Ornstein,
+    1930; Lillicrap et al., 2016). θ (`theta`) is in (0, 1]. An environment's process is not reset between episodes.
 
     The process is the sum Σ (1 − θ)ᵏ sd · N_{t−k} of its past shocks. The shocks are drawn again from the counter-based
     generator at every step, so no state is stored between steps. Shocks whose factor (1 − θ)ᵏ is below `REMEMBERED` are

@@ -25,7 +25,7 @@ def interquartile_mean(x: NDArray[np.float64]) -> float:
 def bootstrap_interval(x: NDArray[np.float64], resamples: int, rng: np.random.Generator) -> list[float]:
     """Return the 95 % percentile bootstrap interval of the mean of `x` `[n]`, as [low, high] (Efron, 1979).
 
-    `resamples` is the number of bootstrap samples.
+    `resamples` is the number of bootstrap samples, which `rng` draws.
     """
     means = x[rng.integers(0, len(x), (resamples, len(x)))].mean(axis=1)
     return [float(end) for end in np.quantile(means, [(1 - 0.95) / 2, (1 + 0.95) / 2])]

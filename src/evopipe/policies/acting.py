@@ -337,7 +337,7 @@ class Policy:
         return {PROGRAM: (self.module(), self.observations)}
 
     def misfit(self, env: Any) -> str | None:
-        """Return why the policy cannot act in an environment; None if it can.
+        """Return why the policy cannot act in the environment `env`; None if it can.
 
         The reason is a phrase that can follow the environment's name in a sentence.
         """

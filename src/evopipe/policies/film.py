@@ -107,7 +107,7 @@ def animate(images: Sequence[Image.Image], kind: str, gap: float, unit: int, res
 
 @contextlib.contextmanager
 def gif(path: Path, fps: int) -> Iterator[Show]:
-    """Write an animated GIF, at most 400 pixels wide, at the end of the `with` block.
+    """Write to `path` an animated GIF, at most 400 pixels wide, at the end of the `with` block.
 
     The context manager yields a function, which must be called with each frame `[H, W, 3]` uint8. `fps` is the number
     of frames per second.
@@ -123,7 +123,7 @@ def gif(path: Path, fps: int) -> Iterator[Show]:
 
 @contextlib.contextmanager
 def mp4(path: Path, fps: int) -> Iterator[Show]:
-    """Write an H.264 film with every frame in full size, at the end of the `with` block.
+    """Write to `path` an H.264 film with every frame in full size, at the end of the `with` block.
 
     The context manager yields a function, which must be called with each frame `[H, W, 3]` uint8. `fps` is the number
     of frames per second.

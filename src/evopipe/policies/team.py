@@ -180,7 +180,7 @@ class TeamPolicy:
         raise UsageError("is a team, and datasets are of one agent")
 
     def misfit(self, env: Any) -> str | None:
-        """Return why the team cannot act in an environment; None if it can.
+        """Return why the team cannot act in the environment `env`; None if it can.
 
         The reason is a phrase that can follow the environment's name in a sentence.
         """

@@ -27,7 +27,7 @@ def part_of(params: AnyParams, stage: str = "") -> Any:
 
 
 def check(params: AnyParams) -> None:
-    """Check parameters before the first stage runs, so that no later stage refuses them.
+    """Check parameters before the first stage runs, so that no later stage refuses the parameters.
 
     Raises:
         ParamsError: a later stage would refuse the parameters.

@@ -78,7 +78,10 @@ def problem_of(params: Params, folder: Path = Path(), alone: bool = False, toget
 
 
 def neighbours_of(train: TrainConfig, members: int) -> int:
-    """Return how many of a population's `members` share one replay buffer; 1 without a shared buffer."""
+    """Return how many of a population's `members` share one replay buffer; 1 without a shared buffer.
+
+    `train` is the block `train` of the parameters.
+    """
     if train.mode == "offline" or on_policy(get(train.algo)):
         return 1
     return train.replay.members(members)

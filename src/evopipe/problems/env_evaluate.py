@@ -29,8 +29,10 @@ def evaluation(params: Params, problem: Problem[EnvSpec], trained: Sequence[Memb
 
 
 class EnvEvaluation:
-    """The part of the stage `evaluate` for environments: it holds the members to score, the elite last, and makes the
-    report."""
+    """The part of the stage `evaluate` for environments: it holds the members to score, and makes the report.
+
+    `trained` has the trained members, the elite last.
+    """
 
     def __init__(self, params: Params, problem: Problem[EnvSpec], trained: Sequence[Member]) -> None:
         self.params, self.problem, self.members = params, problem, list(trained)

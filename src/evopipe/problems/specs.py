@@ -67,7 +67,11 @@ def describe(spec: EnvSpec) -> dict[str, Any]:
 
 
 def settings_of(env: EnvConfig, algo: str, config: Any) -> dict[str, Any]:
-    """Return algorithm, configuration and environment as JSON data: what `describe` returns, without the spaces."""
+    """Return algorithm, configuration and environment as JSON data: what `describe` returns, without the spaces.
+
+    The arguments are the block `env` of the parameters, the algorithm's name, and the algorithm's block of the
+    parameters.
+    """
     own = set() if env.source is None else {"source"}
     place = env.model_dump(mode="json", include={"id", "kwargs", "wrappers", *own})
     return {"algo": algo, "config": config.model_dump(mode="json"), "env": place}

@@ -110,7 +110,8 @@ def describe(spec: TextSpec) -> dict[str, Any]:
 def regime_of(spec: TextSpec, clock: Clock, corpus: Corpus, learners: int = 1) -> Dialogue | TextRows:
     """Return the regime for the corpus: a training loop over dialogues, rows of text, or games.
 
-    At most `learners` processes compute the updates of small GPTs; other models are updated in this process.
+    `clock` has the run's counters. At most `learners` processes compute the updates of small GPTs; other models are
+    updated in this process.
     """
     if corpus.form == "reasoning":
         return Dialogue(spec, clock, corpus, _judge_of(spec.language, spec.device), _truth_of(spec.language))

@@ -41,6 +41,8 @@ def evaluation(
 class TextEvaluation:
     """The part of the stage `evaluate` for language models: it holds the members to score, and makes the report.
 
+    `trained` has the trained members, and `folder` is the project's folder.
+
     The elite is the last trained member. The base model follows the elite as one more member, for comparison; for games
     there is no base model.
     """

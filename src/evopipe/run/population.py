@@ -46,7 +46,8 @@ def read_population(folder: Path, spec: Spec) -> tuple[list[Member], list[Mutati
 
 
 def read_start(folder: Path, spec: Spec, remedy: str) -> list[Member]:
-    """Read the trained members of an earlier run, from which a new run continues.
+    """Read the trained members of an earlier run in `folder`, from which a new run with the configuration `spec`
+    continues.
 
     The elite is the first of the list. Members that diverged are left out.
 

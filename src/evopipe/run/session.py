@@ -78,7 +78,8 @@ class Home:
         """Return the folders and locks that the stage `train` uses.
 
         The name of the state folder is a hash of everything that the run depends on, so that different runs never share
-        a state. Only one run at a time may write below `folder`, whatever its parameters.
+        a state. Only one run at a time may write below the project's folder `folder`, whatever its parameters.
+        `seconds` is the least time between two checkpoints.
         """
         key = key_of(problem, folder)  # what is missing is told before anything is written
         outputs = state_folder("locks", content_key({"outputs": folder.absolute()}), folder)
@@ -227,8 +228,8 @@ class Session(Generic[JobT]):
         warn(self.tracker, run.regime.remarks)
 
     def write(self, champion: Champion) -> None:
-        """Write all outs of the finished run into `home.folder`, and report the overhead of shards, if any, to the
-        tracker."""
+        """Write all outs of the finished run, with its best member `champion`, into `home.folder`, and report the
+        overhead of shards, if any, to the tracker."""
         if account := getattr(self.run.regime, "account", None):
             self.tracker.emit(Message("info", account))
         measures = getattr(self.run.regime, "measures", None)

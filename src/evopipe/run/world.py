@@ -126,8 +126,10 @@ class World:
         return rows
 
     def own(self, x: np.ndarray) -> np.ndarray:
-        """Return the rows of an array `[P · E, …]` that belong to living members, which are the members that train
-        now."""
+        """Return the rows of an array that belong to living members (those that train now).
+
+        The array `x` has a row for each environment of all members; the result is `[P · E, …]` for P living members.
+        """
         return x if self.rows is None else x[self.rows]
 
     def observed(self) -> list[Tensor]:
@@ -140,7 +142,10 @@ class World:
         return [self._by_member(self.own(x)) for x in (self.pool.obs, self.pool.mask, self.pool.begins, *there)]
 
     def actions(self, chosen: Sequence[Tensor]) -> np.ndarray:
-        """Return the actions that all cohorts chose, `[P, E, …]` each, as one array `[P · E, …]` for the pool."""
+        """Return the actions of all cohorts as one array `[P · E, …]` for the pool.
+
+        `chosen` has the actions of each cohort, `[P, E, …]` for the P members of that cohort.
+        """
         actions = by_row(self._spec, gather(chosen, self._places))
         return actions if self._team is None else self.pool.taken(actions, self.rows)
 
@@ -213,7 +218,7 @@ class World:
         return {**kept, **chosen, **means, **self.tally.state(), "episodes": torch.from_numpy(self.begun.copy())}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> np.ndarray:
-        """Restore the state that `state` returned.
+        """Restore the state from the tensors that `state` returned.
 
         The result has the indices of environments whose episodes could not be restored; new episodes were begun in
         these environments.
@@ -239,7 +244,7 @@ def rows_in(slots: Sequence[int], envs: int) -> np.ndarray:
 def rows_of(cohorts: Sequence[Cohort], clock: Clock) -> tuple[np.ndarray | None, int]:
     """Return the pool's indices of the environments in which the cohorts' members act, and the number of members.
 
-    The indices are None if the cohorts contain the whole population.
+    `clock` has the run's counters. The indices are None if the cohorts contain the whole population.
     """
     slots = sorted(slot for cohort in cohorts for slot in cohort.slots)
     return (None if len(slots) == clock.members else rows_in(slots, clock.envs)), len(slots)
@@ -282,8 +287,11 @@ def legal_actions(spec: EnvSpec, pool: Any, members: int, envs: int) -> Tensor:
 
 
 def in_slots(spec: EnvSpec, chosen: Sequence[Tensor], places: Sequence[Tensor]) -> Tensor:
-    """Return the actions that all cohorts chose, `[P, E, …]` each, as one tensor `[P · E, …]` in the order of slots.
-    `places` has, for each cohort, the indices of its members among all P."""
+    """Return the actions of all cohorts as one tensor `[P · E, …]` in the order of slots.
+
+    `chosen` has the actions of each cohort, `[P, E, …]` for the P members of that cohort. `places` has, for each
+    cohort, the indices of its members among all members.
+    """
     actions = chosen[0] if len(chosen) == 1 else torch.cat(list(chosen))
     order = torch.cat(list(places)).argsort()
     actions = actions[order].flatten(0, 1)
@@ -477,8 +485,8 @@ class TensorWorld:
         return found
 
     def broken(self, step: TensorStep) -> Tensor | None:
-        """Return a mask `[R]` of the environments whose observation or reward is not finite; None if that cannot
-        happen."""
+        """Return a mask `[R]` of the R environments whose observation or reward in `step` is not finite; None if that
+        cannot happen."""
         if self.pool.sound:
             return None
         parts = (x.reshape(len(step.obs), -1).isfinite().all(dim=1) for x in (step.obs, step.reward))

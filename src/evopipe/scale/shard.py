@@ -77,7 +77,7 @@ class Shard:
     The members' slots are counted from 0 in every shard. Every message is executed and answered by another message.
 
     Args:
-        make: a function that builds the attributes from the first message, see `scale.divide.make`.
+        make: a function that makes the three attributes from the first message.
 
     Attributes:
         spec: the run's configuration.

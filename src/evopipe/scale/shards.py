@@ -82,7 +82,7 @@ class InProcess:
     """The engine that runs all shards in this process, one after another.
 
     It can be used to vary the number of shards on one machine, and so to check that no result depends on that number.
-    `make` is a function that builds a shard from its first message, see `scale.divide.make`.
+    `make` is a function that makes a shard's configuration, regime and clock from its first message.
     """
 
     room = 1
@@ -213,7 +213,7 @@ class Shards:
         self._silent |= living
 
     def advance(self, most: int = 1) -> None:
-        """Let every shard train for about a second, but not beyond the end of the generation.
+        """Let every shard train for about a second, but not beyond the end of the generation. `most` has no effect.
 
         The number of ticks (steps of all environments) for the next call is estimated from the time that this call
         took.

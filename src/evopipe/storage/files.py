@@ -150,7 +150,7 @@ def _clear_dead(folder: Path) -> None:
 
 
 def delete(path: Path) -> None:
-    """Delete a file, a link, or a folder with its content. A missing file is no error."""
+    """Delete a file, a link, or a folder with its content. If nothing is at `path`, nothing happens."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -158,7 +158,8 @@ def delete(path: Path) -> None:
 
 
 def create(path: Path, data: Content) -> None:
-    """Write a new file and flush it to the device. An existing file is an error (`FileExistsError`)."""
+    """Write the content `data` to a new file, and flush the file to the device. An existing file is an error
+    (`FileExistsError`)."""
     with open(path, "xb") as file:
         file.writelines(pieces(data))
         file.flush()
@@ -174,8 +175,8 @@ def pieces(data: Content) -> Sequence[bytes | bytearray | memoryview]:
 
 
 def write_bytes(path: Path, data: Content) -> None:
-    """Write a file atomically and durably. A link at `path` is replaced, and the file to which the link leads is
-    unchanged.
+    """Write the content `data` (bytes, or a sequence of bytes) to a file, atomically and durably. A link at `path` is
+    replaced, and the file to which the link leads is unchanged.
 
     Raises:
         DiskError: the file cannot be written; its old content, if any, is unchanged.
@@ -212,7 +213,7 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) 
 
 
 def dump_json(obj: Any, where: str, *, indent: int | None = None) -> bytes:
-    """Return an object as deterministic JSON bytes: keys are sorted, and a newline ends the text.
+    """Return the object `obj` as deterministic JSON bytes: keys are sorted, and a newline ends the text.
 
     `parse_json` returns an equal object, except that tuples become lists. `indent` is the number of spaces of
     indentation. Without it, the JSON is one line, which is several times faster to write.
