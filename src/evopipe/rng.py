@@ -83,7 +83,7 @@ def use(kernel: _Kernel | None) -> None:
 
     The function is called as `kernel(name, keys, salt, steps, found)`, and writes its draws into the tensor `found`
     `[P, U, n]`. `name` is the kind of the draws: `uniform`, `normals`, `shuffles`, or `parts` for new keys `[P]`.
-    `keys` `[P]`, `salt` and `steps` `[U]` determine the draws.
+    `keys` `[P]`, the result `salt` of the function `salt`, and `steps` `[U]` determine the draws.
     """
     global _kernel
     _kernel = kernel
@@ -110,8 +110,8 @@ def _bits(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -> 
 def uniform(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -> torch.Tensor:
     """Draw float64 numbers in [0, 1) with 53 random bits, `[P, U, n]`: n numbers for each key and each step.
 
-    `keys` is `[P]` int64, `steps` is `[U]` int64. Each number is a function of its key, purpose, step and position
-    alone.
+    `keys` are P keys `[P]` int64, and `steps` are U numbers of steps `[U]` int64. Each number is a function of its key,
+    purpose, step and position alone.
     """
     if _on_host(keys):
         if _kernel is not None:
@@ -126,8 +126,9 @@ def normal(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) ->
     """Draw standard normal float32 numbers `[P, U, n]`, at most 8.6 in absolute value: n numbers for each key and each
     step.
 
-    `keys` is `[P]` int64, `steps` is `[U]` int64. Each number is a function of its key, purpose, step and position
-    alone. The native kernels and torch give the same numbers, except for the last bit of about one number in 10⁸.
+    `keys` are P keys `[P]` int64, and `steps` are U numbers of steps `[U]` int64. Each number is a function of its key,
+    purpose, step and position alone. The native kernels and torch give the same numbers, except for the last bit of
+    about one number in 10⁸.
     """
     if _kernel is not None and _on_host(keys):
         return _drawn(_kernel, "normals", keys, salt(purpose), steps, n, torch.float32)
@@ -137,7 +138,8 @@ def normal(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) ->
 def shuffled(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -> torch.Tensor:
     """Draw a random permutation of 0 to n - 1 for each key and each step, `[P, U, n]` int64.
 
-    `keys` is `[P]` int64, `steps` is `[U]` int64. A permutation is the sorting order of the draws of `uniform`.
+    `keys` are P keys `[P]` int64, and `steps` are U numbers of steps `[U]` int64. A permutation is the sorting order of
+    the draws of `uniform`.
     """
     if _kernel is not None and _on_host(keys):
         return _drawn(_kernel, "shuffles", keys, salt(purpose), steps, n, torch.int64)

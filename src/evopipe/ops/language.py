@@ -216,8 +216,8 @@ def log_ratios(log_prob: Tensor, old: Tensor, mask: Tensor, level: Level, turn: 
         log_prob, old: `[P, B, T]`, log-probabilities under π and π_old: P members, B sequences, T tokens.
         mask: `[P, B, T]` bool, the tokens that count.
         level: `token`, `turn` or `sequence`, over which the mean is taken.
-        turn: `[P, B, T]` int64, the number of each token's turn from 0. If it is None, the level `turn` is that of
-            `sequence`.
+        turn: `[P, B, T]` int64, the number of each token's turn from 0. If it is None, the level `turn` means the same
+            as `sequence`.
     """
     each = _within(log_prob - old, mask)
     if level == "token":

@@ -122,8 +122,8 @@ def conservative_gap(q: Tensor, action: Tensor, legal: Tensor | None = None) -> 
 def expectile_loss(error: Tensor, tau: Tensor | float) -> Tensor:
     """Return the expectile loss |τ − 1(e < 0)| e², `[…]`, of errors e = target − value.
 
-    Newey & Powell, 1987; Kostrikov et al., 2021, eq. 5. For τ = ½ it is half the squared error, and the best fit is the
-    mean of the targets. As τ goes to 1, the best fit approaches the largest target.
+    Newey & Powell, 1987; Kostrikov et al., 2021, eq. 5. `tau` is τ. For τ = ½ the loss is half the squared error, and
+    the best fit is the mean of the targets. As τ goes to 1, the best fit approaches the largest target.
     """
     return (tau - (error < 0).to(error.dtype)).abs() * error * error
 

@@ -140,8 +140,8 @@ class Watch(Protocol):
 class HeldOut:
     """An object that scores members in the final evaluation, made of two functions. It implements `Scoring`.
 
-    Shards that only evaluate use this object in place of a `Regime`. It has the attributes of a `Regime`, with values
-    for "no training".
+    Shards that only evaluate use this object in place of a `Regime`. Because it does not train, its other attributes
+    have constant values.
 
     Attributes:
         evaluate: the function that plays the episodes, see `Scoring.evaluate`.

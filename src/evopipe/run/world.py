@@ -64,9 +64,9 @@ class Ended:
 class World:
     """The environments on the host in which a population trains: a pool of `P · E` rows, E for each of P members.
 
-    Each episode is begun with a seed of its own, drawn from the member's key. For a team, members see the agents as
-    adjacent rows, `[P, E · K]` in place of `[P, E]`. Only living members (those that train now) step; in the methods, P
-    counts only living members. The environments of all other members stay as they are.
+    Each episode is begun with a seed of its own, drawn from the member's key. For a team of K agents, members see the
+    agents as adjacent rows, `[P, E · K]` in place of `[P, E]`. Only living members (those that train now) step; in the
+    methods, P counts only living members. The environments of all other members stay as they are.
 
     Args:
         spec: the run's configuration.
@@ -76,7 +76,7 @@ class World:
 
     Attributes:
         rows: the indices of living members' rows in the pool; None if all members train.
-        begun: `[R]`, how many episodes each row has begun.
+        begun: `[R]`, the number of episodes that each of the R rows of the pool has begun.
         pending: actions that were chosen and not yet taken; None if there are none.
     """
 

@@ -111,7 +111,7 @@ def in_shards(
 
 
 def served(cfg: ShardsConfig) -> bool:
-    """Run as a worker of `accelerate launch` until the training ends, if this process is not its main process (rank 0).
+    """Run as a worker of `accelerate launch` until the training ends, if this process is a rank other than 0.
 
     `cfg` is the block `runtime.shards`. The result is True after such work, and False if this process has to drive the
     run. If `runtime.shards` asks for ranks and none were launched, this process launches them.

@@ -163,8 +163,10 @@ class Shards:
 
     @property
     def measures(self) -> Measures | None:
-        """The statistics of all members in each generation, collected from the shards; None if the algorithm reports
-        none."""
+        """The algorithm's statistics of every member in each generation, collected from the shards.
+
+        The value is None if the algorithm reports no statistics.
+        """
         if self._measured is None:
             return None
         found = Measures(self.clock.members, self._measured)
