@@ -142,7 +142,7 @@ def held_out_of(spec: TextSpec, folder: Path, episodes: int, of: tuple[Completer
 
     The results of the object (`Episodes`) have further figures by name in `more`. For games, the figures say which
     games were `won`; for rewards from a reward model, the score by the task itself (`task`); for algorithms that learn
-    from rows, their own statistics.
+    from rows, the algorithm's own statistics.
 
     Args:
         spec: the configuration.

@@ -126,8 +126,8 @@ def reached(returns: np.ndarray, bar: float, lowest: float, n: int, errors: floa
         bar: the mean to be reached.
         lowest: a number that no return is below. If a return equals it, the result is False.
         n: the number of all episodes.
-        errors: the number of standard errors by which the mean so far, and that of all episodes, must exceed `bar`. The
-            latter's error is estimated as if one more episode had the return `lowest`.
+        errors: the number of standard errors by which the mean so far and the mean of all episodes must exceed `bar`.
+            The standard error of the mean of all is estimated as if one more episode had the return `lowest`.
     """
     found = np.where(np.isfinite(returns), returns, lowest)
     if found.min() <= lowest or found.mean() - errors * standard_error(found) < bar:

@@ -89,7 +89,8 @@ class Home:
     def store(self, parts: int) -> CheckpointStore:
         """Return the store of checkpoints for a run that is divided into `parts` shards; 0 for none.
 
-        A run with another number of shards has another store, because it cannot use these checkpoints.
+        A run that is divided into another number of shards has another store, because it cannot use the checkpoints of
+        this one.
         """
         name = f"checkpoints-{parts}" if parts else "checkpoints"
         return CheckpointStore(self.checkpoints or self.state / name)

@@ -31,9 +31,9 @@ class Tally:
 
     Attributes:
         sums: `[3 + K, P]` float64: returns, lengths, number of episodes, and each agent's returns.
-        running: `[2 + K, R]` float64: return and length so far of the running episodes, and each agent's return.
-            The memory of `sums` and `running` never changes.
-        score: how a team's return is made of its agents' returns.
+        running: `[2 + K, R]` float64: return and length so far of the running episodes, and each agent's return. The
+            memory of `sums` and `running` never changes.
+        score: whether a team's return is the `sum` or the `mean` of the agents' returns.
     """
 
     score: Literal["sum", "mean"] = "sum"

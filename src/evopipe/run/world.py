@@ -144,7 +144,8 @@ class World:
     def actions(self, chosen: Sequence[Tensor]) -> np.ndarray:
         """Return the actions of all cohorts as one array `[P · E, …]` for the pool.
 
-        `chosen` has the actions of each cohort, `[P, E, …]` for the P members of that cohort.
+        `chosen` has the actions of each cohort, `[p, E, …]` for the p members of that cohort; P counts the members of
+        all cohorts.
         """
         actions = by_row(self._spec, gather(chosen, self._places))
         return actions if self._team is None else self.pool.taken(actions, self.rows)
@@ -289,8 +290,8 @@ def legal_actions(spec: EnvSpec, pool: Any, members: int, envs: int) -> Tensor:
 def in_slots(spec: EnvSpec, chosen: Sequence[Tensor], places: Sequence[Tensor]) -> Tensor:
     """Return the actions of all cohorts as one tensor `[P · E, …]` in the order of slots.
 
-    `chosen` has the actions of each cohort, `[P, E, …]` for the P members of that cohort. `places` has, for each
-    cohort, the indices of its members among all members.
+    `chosen` has the actions of each cohort, `[p, E, …]` for the p members of that cohort; P counts the members of all
+    cohorts. `places` has, for each cohort, the indices of its members among all members.
     """
     actions = chosen[0] if len(chosen) == 1 else torch.cat(list(chosen))
     order = torch.cat(list(places)).argsort()
