@@ -131,7 +131,7 @@ class Population:
         """The members as policies that choose actions, ordered by slot (place in the population). Policies do not
         learn.
 
-        They are copies, so that further training does not change them.
+        The policies are copies, so that further training does not change their actions.
         """
         return [policy.of_member(member, self._described) for member in self.members]
 

@@ -110,7 +110,7 @@ def _bits(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -> 
 def uniform(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -> torch.Tensor:
     """Draw float64 numbers in [0, 1) with 53 random bits, `[P, U, n]`: n numbers for each key and each step.
 
-    `keys` are P keys `[P]` int64, and `steps` are U numbers of steps `[U]` int64. Each number is a function of its key,
+    `keys` are P keys `[P]` int64, and `steps` are U step numbers `[U]` int64. Each number is a function of its key,
     purpose, step and position alone.
     """
     if _on_host(keys):
@@ -126,7 +126,7 @@ def normal(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) ->
     """Draw standard normal float32 numbers `[P, U, n]`, at most 8.6 in absolute value: n numbers for each key and each
     step.
 
-    `keys` are P keys `[P]` int64, and `steps` are U numbers of steps `[U]` int64. Each number is a function of its key,
+    `keys` are P keys `[P]` int64, and `steps` are U step numbers `[U]` int64. Each number is a function of its key,
     purpose, step and position alone. The native kernels and torch give the same numbers, except for the last bit of
     about one number in 10⁸.
     """
@@ -138,8 +138,8 @@ def normal(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) ->
 def shuffled(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -> torch.Tensor:
     """Draw a random permutation of 0 to n - 1 for each key and each step, `[P, U, n]` int64.
 
-    `keys` are P keys `[P]` int64, and `steps` are U numbers of steps `[U]` int64. A permutation is the sorting order of
-    the draws of `uniform`.
+    `keys` are P keys `[P]` int64, and `steps` are U step numbers `[U]` int64. A permutation is the sorting order of the
+    draws of `uniform`.
     """
     if _kernel is not None and _on_host(keys):
         return _drawn(_kernel, "shuffles", keys, salt(purpose), steps, n, torch.int64)

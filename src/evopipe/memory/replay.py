@@ -382,7 +382,7 @@ class Replay:
         self._count(n)
 
     def incoming(self, rows: int, at: np.ndarray | None) -> Incoming | None:
-        """Return a buffer from which the C kernels append the transitions of one step; None if they cannot.
+        """Return a buffer from which the C kernels append the transitions of one step; None if the kernels cannot.
 
         The kernels cannot append transitions with images, n-step returns or the agents of a team, and need a replay
         buffer on the CPU.
@@ -551,7 +551,7 @@ class Replay:
     def state(self) -> dict[str, Tensor]:
         """Return a copy on the CPU of the buffers' contents, as tensors by name.
 
-        They are the filled rows, positions and sizes, and priorities and frames if there are any.
+        The contents are the filled rows, positions and sizes, and priorities and frames if there are any.
         """
         filled = int(self.size.max(initial=0))
         return {

@@ -180,8 +180,8 @@ class Rollout:
     def signals(self, ticks: int) -> dict[str, Tensor]:
         """Return training metrics of the first `ticks` ticks, `[P]` each by name.
 
-        They are the explained variance of the values, the standard deviation of the advantages, and the share of steps
-        that terminated an episode.
+        The metrics are the explained variance of the values, the standard deviation of the advantages, and the share of
+        steps that terminated an episode.
         """
         at = self.layout.log_prob
         value, advantage, target, valid = (self.rows[:, :ticks, :, at + i].flatten(1) for i in (1, 3, 4, 5))

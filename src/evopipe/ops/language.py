@@ -268,7 +268,7 @@ def cispo(log_prob: Tensor, log_ratio: Tensor, advantage: Tensor, low: Tensor, h
 
 
 def outside(log_ratio: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Return for each ratio whether it lies outside [1 − low, 1 + high], `[P, B, T]` bool.
+    """Return for each ratio exp(`log_ratio`) whether the ratio lies outside [1 − low, 1 + high], `[P, B, T]` bool.
 
     `log_ratio` is `[P, B, T]`: P members, B sequences, T tokens. `low` and `high` are `[P]`.
     """

@@ -355,7 +355,8 @@ class Policy:
 
         Args:
             env: the environment, which has been reset.
-            explained: returns a context manager in which `env.step` is called, to turn its errors into evopipe's.
+            explained: a function without arguments that returns a context manager in which `env.step` is called, to
+                turn errors of the environment into evopipe's.
             begun: the observation and the info that `env.reset` returned.
             limit: the largest number of steps.
         """
@@ -517,8 +518,8 @@ def other_networks(algo: Algorithm, widths: Mapping[str, Widths]) -> dict[str, s
 def rows_for_acting(algo: Algorithm, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the tensors that acting needs in addition to the networks, by name.
 
-    They are the tensors of the observation normaliser, if the member has one, and those named in the algorithm's
-    `ACTS_WITH`.
+    The result has the tensors of the observation normaliser, if the member has one, and the tensors that the
+    algorithm's `ACTS_WITH` names.
 
     Args:
         algo: the algorithm.

@@ -196,7 +196,8 @@ class TeamPolicy:
 
         Args:
             env: the environment, which has been reset.
-            explained: returns a context manager in which `env.step` is called, to turn its errors into evopipe's.
+            explained: a function without arguments that returns a context manager in which `env.step` is called, to
+                turn errors of the environment into evopipe's.
             begun: the observations and the infos by agent, which `env.reset` returned.
             limit: the largest number of steps.
         """

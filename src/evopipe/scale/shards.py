@@ -81,8 +81,8 @@ class ShardEngine(Protocol):
 class InProcess:
     """The engine that runs all shards in this process, one after another.
 
-    It can be used to vary the number of shards on one machine, and so to check that no result depends on that number.
-    `make` is a function that makes a shard's configuration, regime and clock from its first message.
+    This engine can be used to vary the number of shards on one machine, and so to check that no result depends on that
+    number. `make` is a function that makes a shard's configuration, regime and clock from its first message.
     """
 
     room = 1
