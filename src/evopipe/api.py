@@ -29,6 +29,15 @@ class Result:
     """The result of `evopipe.train`: the elite (the best member of the run), every member, and the content of the
     reports.
 
+    Attributes:
+        policy: the elite, as a policy that chooses actions.
+        policies: every trained member as a policy, in the order of `members`; empty for language models.
+        evaluation: the content of `reports/evaluation.json`, the elite's held-out scores.
+        members: the content of `reports/members.json`, the held-out scores of every member.
+        summary: the content of `reports/train.json`.
+        lineage: the content of `reports/lineage.jsonl`, one record for each generation, the first for the initial
+            members.
+
     Examples:
         >>> from evopipe import train
         >>> small = {"env": {"id": "CartPole-v1"}, "train": {"max_steps": 200, "evo_steps": 100, "eval_episodes": 2}}

@@ -39,21 +39,23 @@ _Tell = Callable[[str], None]
 
 
 def push(folder: Path, repo: str, dry_run: Path | None, private: bool, filmed: bool, tell: _Tell, warn: _Tell) -> None:
-    """Push an elite to a repository of the hub, in one commit, which replaces what was there.
+    """Push an elite (the best member of a run) to a repository of the Hugging Face hub, in one commit that replaces all
+    files there.
 
     Args:
-        folder: an exported policy's, such as `models/elite`, or that of its run.
-        repo: `USER/NAME`.
-        dry_run: a folder that is written exactly as it would be pushed; nothing leaves this machine then.
-        private: whether a repository that is made is private.
-        filmed: whether to film the elite.
-        tell: receives what was done.
-        warn: receives what is left out, and why.
+        folder: the folder of an exported policy, such as `models/elite`, or the folder of its run.
+        repo: the repository's name, `USER/NAME`; it is made if necessary.
+        dry_run: a folder to which the files are written in place of the repository, so that nothing leaves this
+            machine; None to push.
+        private: whether the repository is private if it is made.
+        filmed: whether to add a film of one episode of the elite.
+        tell: a function that is called with a sentence that says what was done.
+        warn: a function that is called with a sentence for each file that is left out, which says why.
 
     Raises:
-        UsageError: `repo` is no name of a repository, the folder of a dry run is in use, or nobody is logged in.
+        UsageError: `repo` is no name of a repository, the folder `dry_run` is not empty, or nobody is logged in.
         MissingInputError, DataError: the folder holds no elite, or a damaged one.
-        HubError: the hub cannot be reached, or refuses.
+        HubError: the hub cannot be reached, or refuses the request.
     """
     _check_name(repo)
     if dry_run is not None:
@@ -75,15 +77,23 @@ def push(folder: Path, repo: str, dry_run: Path | None, private: bool, filmed: b
 
 
 def pull(repo: str, folder: Path, revision: str | None, tell: _Tell, warn: _Tell) -> None:
-    """Fetch an elite from a repository of the hub into a folder, which `evopipe.load` then reads.
+    """Fetch an elite (the best member of a run) from a repository of the Hugging Face hub into a folder that
+    `evopipe.load` can read.
 
-    What comes is checked before the folder is there: every file against the manifest, and description and tensors
-    against each other. Files that the manifest does not name are left where they are.
+    The files are checked before the folder is written: every file against the repository's manifest, and the policy's
+    description against its tensors. Files that the manifest does not name are not fetched.
+
+    Args:
+        repo: the repository's name, `USER/NAME`.
+        folder: the folder to write, which must not exist or be empty.
+        revision: a branch, tag or commit of the repository; None for its default branch.
+        tell: a function that is called with a sentence that says what was done.
+        warn: a function that is called with a sentence for each file with code that is not this version's own.
 
     Raises:
-        UsageError: `repo` is no name of a repository, or the folder is in use.
-        MissingInputError: there is no such repository or revision, or it holds no elite.
-        DataError: what it holds is damaged, or not what its manifest says.
+        UsageError: `repo` is no name of a repository, or the folder is not empty.
+        MissingInputError: there is no such repository or revision, or the repository holds no elite.
+        DataError: a file is damaged, or differs from the manifest.
         HubError: the hub cannot be reached.
     """
     _check_name(repo)
@@ -107,8 +117,14 @@ def pull(repo: str, folder: Path, revision: str | None, tell: _Tell, warn: _Tell
 
 
 def assemble(folder: Path, repo: str, filmed: bool, warn: _Tell) -> dict[str, bytes]:
-    """Return the files of a repository by name: the exported ones, and what is made for people of the run around them,
-    as far as that is there.
+    """Return the files to push by name: the exported policy, its model card, and the run's parameters, lineage and film
+    if they can be made.
+
+    Args:
+        folder: the folder of an exported policy, or the folder of its run.
+        repo: the repository's name, which the model card shows.
+        filmed: whether to add a film of one episode.
+        warn: a function that is called with a sentence for each file that is left out.
 
     Raises:
         MissingInputError, DataError: the folder holds no elite, or a damaged one.

@@ -51,8 +51,8 @@ def available_cpus() -> int:
 
 
 def shared_memory(sizes: Sequence[int]) -> list[memoryview]:
-    """Return blocks of zeroed memory that this process shares with processes forked later, one block for each size in
-    bytes.
+    """Return blocks of zeroed memory that this process shares with processes forked later, one block for each of
+    `sizes`, in bytes.
 
     A block may be longer than its size, because no two blocks share a cache line. The memory has no name in the system,
     so nothing is left behind when a process dies.
@@ -65,7 +65,8 @@ def shared_memory(sizes: Sequence[int]) -> list[memoryview]:
 def signal_at_parent_death(signum: int) -> None:
     """Ask the kernel to send this process the signal `signum` when the thread that started the process ends.
 
-    On systems without this service nothing happens. A parent that ended before the call sends no signal.
+    Other systems than Linux do not support this, and nothing happens there. If the parent ended before the call, no
+    signal is sent.
     """
     import ctypes
 
@@ -145,7 +146,7 @@ class Helper:
         return error
 
     def dismiss(self) -> None:
-        """End the helper process: an idle one first calls `last`, a busy one is killed at once."""
+        """End the helper process: if it is idle, it first calls `last`; if it is busy, it is killed at once."""
         dismiss([self])
 
     def _is_stopped(self) -> bool:
@@ -201,7 +202,8 @@ class Helper:
 
 
 def dismiss(helpers: Sequence[Helper]) -> None:
-    """End several helpers at the same time: idle ones first call `last`, busy ones are killed at once.
+    """End several helpers at the same time: each idle helper first calls its function `last`, and busy helpers are
+    killed at once.
 
     All idle helpers share one limit of `_PATIENCE` milliseconds; a helper that takes longer is killed.
     """

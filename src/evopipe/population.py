@@ -79,7 +79,8 @@ class Population:
             self._held = held.pop_all()
 
     def train(self, generations: int | None = None) -> list[Record]:
-        """Train a number of generations, or until the run ends as `train` in the parameters says; return their records.
+        """Train a number of generations, or until the run ends by the parameters in `train`; return the records of
+        these generations.
 
         A generation is `train.evo_steps` environment steps of each member, then an evaluation of all members, selection
         and mutation. A record holds every member's fitness (mean undiscounted return) and parent. With
@@ -130,7 +131,7 @@ class Population:
         """The members as policies that choose actions, ordered by slot (place in the population). Policies do not
         learn.
 
-        They are copies, so that further training does not change them.
+        The policies are copies, so that further training does not change their actions.
         """
         return [policy.of_member(member, self._described) for member in self.members]
 

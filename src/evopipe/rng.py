@@ -81,7 +81,9 @@ _kernel: _Kernel | None = None
 def use(kernel: _Kernel | None) -> None:
     """Set the function that draws random numbers on the CPU from now on; None restores NumPy and torch.
 
-    The function is called as `kernel(name, keys, salt, steps, found)` and fills the tensor `found` `[P, U, n]`.
+    The function is called as `kernel(name, keys, salt, steps, found)`, and writes its draws into the tensor `found`
+    `[P, U, n]`. `name` is the kind of the draws: `uniform`, `normals`, `shuffles`, or `parts` for new keys `[P]`.
+    `keys` `[P]`, the result `salt` of the function `salt`, and `steps` `[U]` determine the draws.
     """
     global _kernel
     _kernel = kernel
@@ -108,8 +110,8 @@ def _bits(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -> 
 def uniform(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -> torch.Tensor:
     """Draw float64 numbers in [0, 1) with 53 random bits, `[P, U, n]`: n numbers for each key and each step.
 
-    `keys` is `[P]` int64, `steps` is `[U]` int64. Each number is a function of its key, purpose, step and position
-    alone.
+    `keys` are P keys `[P]` int64, and `steps` are U step numbers `[U]` int64. Each number is a function of its key,
+    purpose, step and position alone.
     """
     if _on_host(keys):
         if _kernel is not None:
@@ -124,8 +126,9 @@ def normal(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) ->
     """Draw standard normal float32 numbers `[P, U, n]`, at most 8.6 in absolute value: n numbers for each key and each
     step.
 
-    `keys` is `[P]` int64, `steps` is `[U]` int64, as in `uniform`. The native kernels and torch give the same numbers,
-    except for the last bit of about one number in 10⁸.
+    `keys` are P keys `[P]` int64, and `steps` are U step numbers `[U]` int64. Each number is a function of its key,
+    purpose, step and position alone. The native kernels and torch give the same numbers, except for the last bit of
+    about one number in 10⁸.
     """
     if _kernel is not None and _on_host(keys):
         return _drawn(_kernel, "normals", keys, salt(purpose), steps, n, torch.float32)
@@ -135,7 +138,8 @@ def normal(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) ->
 def shuffled(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -> torch.Tensor:
     """Draw a random permutation of 0 to n - 1 for each key and each step, `[P, U, n]` int64.
 
-    `keys` is `[P]` int64, `steps` is `[U]` int64. A permutation is the sorting order of the draws of `uniform`.
+    `keys` are P keys `[P]` int64, and `steps` are U step numbers `[U]` int64. A permutation is the sorting order of the
+    draws of `uniform`.
     """
     if _kernel is not None and _on_host(keys):
         return _drawn(_kernel, "shuffles", keys, salt(purpose), steps, n, torch.int64)
@@ -156,7 +160,12 @@ def _host_bits(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int
 class Stream:
     """A source of every member's random draws for one purpose at one step.
 
-    Equal calls return equal numbers; `part` returns a source of other numbers. `keys` is `[P]` int64, one key a member.
+    Equal calls return equal numbers; the method `part` returns a source of other numbers.
+
+    Attributes:
+        keys: `[P]` int64, the members' random keys.
+        purpose: the purpose of the draws.
+        step: `[1]` int64, the number of the step.
     """
 
     keys: torch.Tensor  # [P] int64
@@ -178,8 +187,8 @@ class Stream:
         return normal(self.keys, self.purpose, back, n)
 
     def part(self, name: int) -> Stream:
-        """Return a stream for the same purpose and step with other, independent draws; `name` is the part's number,
-        from 1."""
+        """Return a stream for the same purpose and step with other, independent draws; `name` is the part's number, at
+        least 1."""
         return Stream(_part(self.keys, name), self.purpose, self.step)
 
     def parts(self, count: int) -> Stream:
@@ -215,14 +224,15 @@ def member_keys(seed: int, slots: Any) -> np.ndarray:
 
 
 def run_key(seed: int) -> int:
-    """Return the key for random draws that belong to the whole run and not to a member."""
+    """Return the key for random draws that belong to the whole run and not to a member, for the run's seed."""
     return int(member_keys(seed, [-1])[0])
 
 
 def seeds(keys: Any, purpose: Purpose, *counters: Any) -> Any:
-    """Derive environment seeds in [0, 2³¹), one for each element of `keys` and of the counters.
+    """Derive environment seeds in [0, 2³¹) from a key, a purpose and counters, elementwise.
 
-    Keys and counters are int64 arrays or tensors of one shape, which is also the result's shape.
+    Counters are numbers that tell seeds of one key apart, such as those of the environment and of its episode. Keys and
+    counters are int64 arrays or tensors of shapes that broadcast.
     """
     if isinstance(keys, torch.Tensor) and _on_host(keys):
         found: np.ndarray = seeds(keys.numpy(), purpose, *(counter.numpy() for counter in counters))

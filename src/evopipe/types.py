@@ -67,7 +67,7 @@ class Team:
         form a group.
 
         Raises:
-            ValueError: a group names no agent or an unknown one, or an agent is in no group or in two.
+            ValueError: a group is empty or names an unknown agent, or an agent is not in exactly one group.
         """
         if not named:
             prefixes = [name.rpartition("_")[0] or name for name in self.agents]
@@ -146,7 +146,7 @@ class Spaces:
 
     @property
     def action_size(self) -> int:
-        """`D`, the number of values in one action."""
+        """The number of values in one action: 1 for one index, `D` for D indices or bits, `A` for a vector."""
         return self.action_shape[0] if self.action_shape else 1
 
     def to_json(self) -> dict[str, Any]:
@@ -181,14 +181,16 @@ class Batch:
         discount: `[P, B]` float32, the factor γⁿ of the value of `next_obs`; 0 if the episode terminated in these
             steps.
         next_obs: `[P, B, O]` float32, the true observations after the last step.
-        next_legal: `[P, B, A]` bool, the legal actions in `next_obs`; None if all are always legal.
+        next_legal: `[P, B, A]` bool, the legal actions in `next_obs`; None if all actions are always legal.
         weight: `[P, B]` float32, the weight of each transition in the loss. With uniform sampling, the b transitions of
             a member with batch size b ≤ B have weight 1 / b, the others 0.
-        legal: `[P, B, A]` bool, the legal actions in `obs`; None if all are always legal, or if the loss does not read
-            it.
+        legal: `[P, B, A]` bool, the legal actions in `obs`; None if all actions are always legal, or if the loss does
+            not read these.
         alive: for a team, `[P, B, K]` float32, 1 if the agent acted in `obs`, 0 if it was absent.
-        learns: for a team, `[P, B, K]` float32, 1 if the agent learns from this transition, 0 if only other agents do.
-        next_alive: for a team, `[P, B, K]` float32, each agent's status after the step: `GONE`, `ACTS` or `CUT`.
+        learns: for a team, `[P, B, K]` float32, 1 if the agent learns from this transition, 0 if only other agents
+            learn from it.
+        next_alive: for a team, `[P, B, K]` float32, each agent's status after the step: `GONE` (takes no part in the
+            next step), `ACTS` (acts next) or `CUT` (was truncated).
     """
 
     obs: Tensor
@@ -208,7 +210,7 @@ class Chosen(NamedTuple):
     """The result of an on-policy algorithm's `step` for P members with E environments each.
 
     Attributes:
-        action: `[P, E, …]`, the actions, as in `Batch`.
+        action: `[P, E, …]`, the actions: int64 `[P, E]` or `[P, E, D]`, or float32 `[P, E, A]` if continuous.
         log_prob: `[P, E]`, the log-probabilities of the actions.
         value: `[P, E]`, the state values of the observations.
         memory: `[P, E, M]`, the recurrent state after the step; M is 0 without a recurrent network.
@@ -276,7 +278,7 @@ class Learned(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """The sizes of a base language model that a language algorithm needs.
+    """The two sizes of a base language model on which the networks of a language algorithm depend.
 
     Attributes:
         vocabulary: the number of tokens in the vocabulary.
@@ -352,7 +354,7 @@ class TokenScores(NamedTuple):
 
     Attributes:
         log_prob: `[P, B, T]`, the log-probability of each token, given all tokens before it.
-        entropy: `[P, B, T]`, the entropy of the distribution of each token; 0 if it was not asked for.
+        entropy: `[P, B, T]`, the entropy of the distribution of each token; 0 if the caller did not ask for entropies.
         value: `[P, B, T]`, the state value before each token; None for a network without a value head.
     """
 

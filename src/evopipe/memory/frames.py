@@ -25,7 +25,7 @@ NONE = -1
 
 
 class Frames:
-    """Storage of a replay buffer's images as bytes, in which transitions that share a frame point to one copy of it.
+    """Storage of a replay buffer's images as bytes. Transitions that share a frame point to one copy of the frame.
 
     A frame holds all images of one observation. A row is a transition over n steps, with a frame before and a frame
     after it. There are `N` rows over all buffers.
@@ -75,11 +75,12 @@ class Frames:
         return [slice(a, b) for a, b in zip(ends, starts, strict=True)]
 
     def without_images(self, rows: np.ndarray) -> np.ndarray:
-        """Return packed transitions without the columns of their images: `[n, size]` → `[n, size - 2 S]`."""
+        """Return packed transitions without the columns of images: `[n, size]` → `[n, size - 2 S]`, for n
+        transitions."""
         return np.concatenate([rows[:, columns] for columns in self._between(rows.shape[1])], axis=1)
 
     def add(self, at: np.ndarray, rows: np.ndarray, source: np.ndarray, sources: int) -> None:
-        """Store the frames of packed transitions, which replace those of the rows `at`.
+        """Store the frames of n packed transitions, which replace the frames of the rows `at`.
 
         A frame that is equal to a recent frame of the same environment is not stored a second time.
 
@@ -154,7 +155,7 @@ class Frames:
         return np.concatenate((again, never))
 
     def join(self, bare: Tensor, index: Tensor) -> Tensor:
-        """Return transitions with their images put back as numbers in [0, 1]: `[n, size - 2 S]` → `[n, size]`.
+        """Return n transitions with their images put back as numbers in [0, 1]: `[n, size - 2 S]` → `[n, size]`.
 
         Args:
             bare: the transitions without images.

@@ -70,13 +70,14 @@ class NStep:
 
         Args:
             obs, action, reward, terminated, truncated, next_obs: the step: the observation before it, the action, and
-                what it gave.
-            next_legal, legal: the legal actions after and before the step; None if all are legal.
+                the results.
+            next_legal, legal: the legal actions after and before the step; None if all actions are legal.
             broken: `[R]`, unusable steps, such as those with a number that is not finite. A broken step is left out:
                 unfinished transitions of that environment end before it and bootstrap from the last good observation.
             alive: for a team, `[R, K]`, which agents took the step.
-            over: `[R]`, whether the episode ended; None if it did where the step terminated or was truncated.
-            next_alive: for a team, `[R, K]`, each agent's status after the step (see `evopipe.types`).
+            over: `[R]`, whether the episode ended; by default, where the step terminated or was truncated.
+            next_alive: for a team, `[R, K]`, each agent's status after the step: `GONE` (takes no part in the next
+                step), `ACTS` (acts next) or `CUT` (was truncated).
         """
         n, index, layout = self._layout.steps, np.arange(len(obs)), self._layout
         obs, next_obs, action, reward = (x.reshape(len(obs), -1) for x in (obs, next_obs, action, reward))
@@ -155,7 +156,7 @@ class NStep:
         self._first[rows] = self._next[rows] = 0
 
     def part(self, rows: np.ndarray) -> NStep:
-        """Return the stored steps of the environments `rows` as an `NStep` of their own, a copy."""
+        """Return a copy of the stored steps of the environments `rows`, as an `NStep` with only these environments."""
         found = NStep(self._layout, len(rows))
         arrays = self._arrays()
         found.restore({name: array[_at(array, rows)] for name, array in arrays.items()})

@@ -51,7 +51,7 @@ class Priorities:
 
     @property
     def native(self) -> native.Priority:
-        """The priorities as a struct that the C kernels read."""
+        """The priorities as the struct `native.Priority`, which the C kernels read."""
         return native.Priority(self.levels, self.largest, self.alpha, LEAST, MOST)
 
     def tensors(self) -> list[Tensor]:
@@ -118,8 +118,10 @@ class Priorities:
         self._add_up(slots[:, None].expand(index.shape).reshape(-1), index.reshape(-1))
 
     def inherit(self, slots: Tensor, parents: Tensor) -> None:
-        """Copy the priorities of the members `parents` `[n]` to the members `slots` `[n]`, which must sample the same
-        buffer."""
+        """Copy the priorities of the members `parents` `[n]` to the members `slots` `[n]`.
+
+        A member and its parent must sample the same buffer.
+        """
         for tensor in self.tensors():
             tensor.index_copy_(0, slots, tensor.index_select(0, parents))
 
@@ -130,7 +132,7 @@ class Priorities:
         self._add_up_all()
 
     def clear(self, slots: Tensor) -> None:
-        """Leave members `slots` `[n]` without a filled row, as at the start."""
+        """Set the priorities of all rows of the members `slots` `[n]` to 0, as before the first row was filled."""
         self.levels[0].index_fill_(0, slots, 0.0)
         self.largest.index_fill_(0, slots, 1.0)
         self._add_up_all()

@@ -124,10 +124,11 @@ class RowLayout:
             action: `[n]`, or `[n, A]` for continuous actions.
             reward: `[n]`. If transitions span several steps and `taken` is given, `[n, steps]`, 0 after the last step.
             terminated: `[n]`.
-            next_legal, legal: `[n, A]` bool, the legal actions in both observations; None if all are legal.
-            taken: `[n]`, the number of steps of each transition; None if each has one.
-            alive: `[n, K]`, for a team of K agents, which agents acted; None if all did.
-            next_alive: `[n, K]`, for a team, each agent's status after the step (see `evopipe.types`).
+            next_legal, legal: `[n, A]` bool, the legal actions in both observations; None if all actions are legal.
+            taken: `[n]`, the number of steps of each transition; None if each spans one step.
+            alive: `[n, K]`, for a team of K agents, which agents acted; None if all acted.
+            next_alive: `[n, K]`, for a team, each agent's status after the step: `GONE` (takes no part in the next
+                step), `ACTS` (acts next) or `CUT` (was truncated).
 
         For a team, the other arrays have an axis `K` too: the last one, or the one before `O` and `A`.
         """
@@ -221,8 +222,13 @@ class RowLayout:
 class Incoming:
     """Buffer for the transitions of one step of all environments, which C kernels append to a `Replay`.
 
-    `Replay.incoming` makes it. The method `before` writes observations and legal actions before the step. The method
-    `after` writes actions and results, and appends the transitions.
+    The method `before` writes observations and legal actions before the step. The method `after` writes actions and
+    results, and appends the transitions.
+
+    Args:
+        replay: the replay buffer.
+        rows: the number of environments.
+        at: `[n]`, the indices of the environments that step; None if all do.
     """
 
     def __init__(self, replay: Replay, rows: int, at: np.ndarray | None) -> None:
@@ -242,8 +248,8 @@ class Incoming:
         )  # fmt: skip
 
     def before(self, obs: np.ndarray, legal: np.ndarray) -> None:
-        """Write what the n environments that are about to step show: observations `[n, O]` and legal actions `[n,
-        A]`."""
+        """Write the observations `[n, O]` and the legal actions `[n, A]` of the n environments that are about to
+        step."""
         self._obs[self._where] = obs
         if self._legal is not None:
             self._legal[self._where] = legal
@@ -254,8 +260,13 @@ class Incoming:
     ) -> None:  # fmt: skip
         """Write the actions and the outcomes of the step, and append the transitions to the replay buffer.
 
-        All arguments are `[n, …]`, one row for each environment that stepped. A transition is left out if its step is
-        unusable (`broken` `[n]`, see `RowStep`), or if it holds a number that is not finite.
+        A transition that holds a number that is not finite is left out.
+
+        Args:
+            action, reward, terminated: `[n, …]`, `[n]` and `[n]`, for the n environments that stepped.
+            next_obs: `[n, O]`, the observations after the step.
+            next_legal: `[n, A]` bool, the legal actions after the step.
+            broken: `[n]` bool, the environments whose step is unusable; their transitions are left out.
         """
         at = self._where
         self._action[at], self._reward[at], self._terminated[at] = action, reward, terminated
@@ -358,8 +369,8 @@ class Replay:
     def add_all(self, rows: Tensor) -> None:
         """Append transitions `[M, n, size]` that are on the device, without synchronising the host with the device.
 
-        All buffers must be equally full. The transitions must be finite, span one step each and have no images. The
-        result is that of `add` with all transitions kept.
+        All buffers must be equally full. The transitions must be finite, span one step each and have no images. `rows`
+        holds n packed transitions for each buffer, all of which are kept.
         """
         rows = rows[:, -self.capacity :]
         n = rows.shape[1]
@@ -371,7 +382,7 @@ class Replay:
         self._count(n)
 
     def incoming(self, rows: int, at: np.ndarray | None) -> Incoming | None:
-        """Return a buffer from which the C kernels append the transitions of one step; None if they cannot.
+        """Return a buffer from which the C kernels append the transitions of one step; None if the kernels cannot.
 
         The kernels cannot append transitions with images, n-step returns or the agents of a team, and need a replay
         buffer on the CPU.
@@ -446,7 +457,11 @@ class Replay:
 
         Args:
             draw: the stream of random numbers.
-            slots, first, size, weight, beta: see `draw_by_priority`.
+            slots: `[P]` int64 on the device, the members.
+            first: `[P]`, the index of the first row of each member's buffer, as the method `first` returns it.
+            size: `[P]`, the number of rows in each member's buffer.
+            weight: `[P, B]`, the weight of each place of the minibatch, 0 beyond the member's own batch size.
+            beta: `[]`, the exponent β of importance sampling; unused without priorities.
             gamma: `[P]`, the discounts.
 
         Returns:
@@ -463,8 +478,15 @@ class Replay:
         return self.layout.unpack(self._rows(index, first), weight, gamma), index
 
     def batches(self, draw: Stream, slots: Tensor, first: Tensor, weight: Tensor, gamma: Tensor) -> native.Batches:
-        """Return the C kernels' sampler of minibatches from this buffer. The arguments are those of the method
-        `batch`."""
+        """Return the C kernels' sampler, which draws minibatches from this buffer as the method `batch` does.
+
+        Args:
+            draw: the stream of random numbers.
+            slots: `[P]` int64 on the device, the members.
+            first: `[P]`, the index of the first row of each member's buffer, as the method `first` returns it.
+            weight: `[P, B]`, the weight of each place of the minibatch, 0 beyond the member's own batch size.
+            gamma: `[P]`, the discounts.
+        """
         whose = id(weight), draw.purpose  # a minibatch for another purpose is drawn by other numbers
         known, given = self._drawn.get(whose), (draw.keys, slots, first, weight, gamma)
         if known is None or not known.serve(self.rows, *given):
@@ -488,19 +510,20 @@ class Replay:
         return self.draw(self.first(slots), size, u.flatten(1)).view(*u.shape, self.layout.size)
 
     def filled(self, slots: Sequence[int]) -> np.ndarray:
-        """Return the number of rows in each member's buffer, `[P]` int64 on the host."""
+        """Return the number of rows in the buffer of each of the members `slots`, `[P]` int64 on the host."""
         filled: np.ndarray = self.size[self.memory_of(slots)]
         return filled
 
     def first(self, slots: Sequence[int]) -> Tensor:
-        """Return the index of the first row of each member's buffer among the rows of all buffers, `[P]` int64 on the
+        """Return where the buffer of each of the members `slots` begins in the rows of all buffers, `[P]` int64 on the
         device."""
         return upload(torch.from_numpy(self.memory_of(slots) * self.capacity), self.device)
 
     def places(self, slots: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """Return the members' slots, and the index of the first row of each member's buffer (see `first`).
+        """Return two cached tensors `[P]` int64 on the device: the members' slots, and where each member's buffer
+        begins.
 
-        Both are `[P]` int64 on the device. The tensors are cached.
+        The beginnings are what the method `first` returns.
         """
         found = self._placed.get(slots)
         if found is None:
@@ -510,7 +533,7 @@ class Replay:
         return found
 
     def memory_of(self, slots: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Return the index of each member's buffer, `[P]` int64 in 0 … M − 1."""
+        """Return the index of the buffer of each of the members `slots`, `[P]` int64 in 0 … M − 1."""
         return np.zeros(len(slots), np.int64) if self.memories == 1 else np.asarray(slots) // self.each
 
     def draw(self, first: Tensor, size: Tensor, u: Tensor) -> Tensor:
@@ -528,7 +551,7 @@ class Replay:
     def state(self) -> dict[str, Tensor]:
         """Return a copy on the CPU of the buffers' contents, as tensors by name.
 
-        They are the filled rows, positions and sizes, and priorities and frames if there are any.
+        The contents are the filled rows, positions and sizes, and priorities and frames if there are any.
         """
         filled = int(self.size.max(initial=0))
         return {

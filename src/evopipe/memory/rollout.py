@@ -40,8 +40,8 @@ class StepLayout:
     def log_prob(self) -> int:
         """The index in a row of the log-probability of the action.
 
-        At the next five indices follow the value, begins (1 at the first step of an episode), the advantage, the target
-        of the value, and valid (0 if the step must not be learned from).
+        The next five columns hold the value, begins (1 at the first step of an episode), the advantage, the target of
+        the value, and valid (0 if the step must not be learned from).
         """
         return self.spaces.observations + self.spaces.action_size
 
@@ -53,15 +53,21 @@ class StepLayout:
 class Rollout:
     """Buffer of an on-policy rollout: up to `T` ticks (environment steps) of `P` members in `E` environments each.
 
-    `O` is the width of an observation and `M` the number of recurrent state values of a member. For a team of K agents,
-    `E` is the number of environments times K.
+    Args:
+        layout: the layout of a step.
+        members: `P`.
+        ticks: `T`.
+        envs: `E`. For a team of K agents, `E` is the number of environments times K.
+        memory: `M`, the number of recurrent state values of a member.
+        device: the device of the tensors.
 
     Attributes:
         layout: the layout of a step.
         rows: `[P, T, E, size]`, the steps in this layout.
-        after: `[P, T, E, O + 4]`, the results of each step: next observation, reward, terminated, cut (1 at the last
-            step of an episode), valid (0 if the step must not be learned from). For a team it is `O + 5`, and each
-            agent's status `next_alive` (see `evopipe.types`) comes last.
+        after: `[P, T, E, O + 4]`, the results of each step: next observation (`O` numbers), reward, terminated, cut (1
+            at the last step of an episode), valid (0 if the step must not be learned from). For a team it is `O + 5`,
+            and each agent's status after the step comes last: `GONE` (takes no part in the next step), `ACTS` (acts
+            next) or `CUT` (was truncated).
         memory: `[P, T + 1, E, M]`, the recurrent state before each step, and after the last step.
     """
 
@@ -119,8 +125,9 @@ class Rollout:
             broken: `[P, E]`, unusable steps, such as those with a number that is not finite; for a team also those of
                 absent agents. Such a step is stored as the last of its episode with the predicted value as its reward,
                 so that its advantage is 0. Its next observation is stored as zeros.
-            next_alive: for a team, `[P, E]`, each agent's status after the step (see `evopipe.types`). The next
-                observation is then stored as zeros exactly where the status is `GONE`.
+            next_alive: for a team, `[P, E]`, each agent's status after the step: `GONE` (takes no part in the next
+                step), `ACTS` (acts next) or `CUT` (was truncated). The next observation is then stored as zeros exactly
+                where the status is `GONE`.
         """
         expected, after = self.rows[:, tick, :, self.layout.log_prob + 1], self.after[:, tick]
         ends = (terminated, truncated, broken)
@@ -173,8 +180,8 @@ class Rollout:
     def signals(self, ticks: int) -> dict[str, Tensor]:
         """Return training metrics of the first `ticks` ticks, `[P]` each by name.
 
-        They are the explained variance of the values, the standard deviation of the advantages, and the share of steps
-        that terminated an episode.
+        The metrics are the explained variance of the values, the standard deviation of the advantages, and the share of
+        steps that terminated an episode.
         """
         at = self.layout.log_prob
         value, advantage, target, valid = (self.rows[:, :ticks, :, at + i].flatten(1) for i in (1, 3, 4, 5))

@@ -235,10 +235,10 @@ def mean_and_deviation(outputs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def with_noise(outputs: Tensor, draw: Stream) -> tuple[Tensor, Tensor, Tensor]:
-    """Split an actor's outputs like `mean_and_deviation`, and draw standard normal noise of the same shape as the mean.
+    """Split an actor's outputs into the mean and the log standard deviation of a Gaussian, and draw noise for it.
 
-    Outputs are `[P, B, 2 A]` (P members, B observations). Return the mean, the log standard deviation and the noise,
-    `[P, B, A]` each.
+    `outputs` is `[P, B, 2 A]` (P members, B observations), and `draw` the stream of random numbers. Return the mean,
+    the log standard deviation (clipped as by `mean_and_deviation`) and standard normal noise, `[P, B, A]` each.
     """
     mean, log_std = mean_and_deviation(outputs)
     return mean, log_std, draw.normal(mean.numel() // len(mean)).view(mean.shape)
@@ -247,7 +247,7 @@ def with_noise(outputs: Tensor, draw: Stream) -> tuple[Tensor, Tensor, Tensor]:
 def squashed_draw(mean: Tensor, log_std: Tensor, noise: Tensor) -> Tensor:
     """Return the actions tanh(mean + exp(log_std) · noise); all tensors are `[…, A]`.
 
-    On the CPU, the result is computed in float64 and rounded, for the reason that `squashed` gives.
+    On the CPU, the result is computed in float64 and rounded, so that its bits do not depend on the processor.
     """
     if (found := explore.squashed(mean, log_std, noise)) is not None:
         return found
@@ -281,7 +281,7 @@ def _log_slope(u: Tensor) -> Tensor:
 
 
 def gumbel(draw: Stream, n: int) -> Tensor:
-    """Draw negative Gumbel noise, `[P, n]` float64: n numbers for each of P members.
+    """Draw negative Gumbel noise, `[P, n]` float64: n numbers for each of the P members of the stream `draw`.
 
     For scores `[P, n]`, the argmax of (scores − noise) is a sample from the softmax of the scores (the Gumbel-max
     trick).
@@ -295,8 +295,8 @@ def relaxed(logits: Tensor, legal: Tensor | None, temperature: float, draw: Stre
     This is a straight-through estimator (Jang, Gu & Poole, 2017; Maddison, Mnih & Teh, 2017).
 
     Args:
-        logits: `[P, …, A]`.
-        legal: bool of that shape; None if all actions are legal.
+        logits: `[P, …, A]`, unnormalised log-probabilities.
+        legal: `[P, …, A]` bool, the legal actions; None if all actions are legal.
         temperature: the temperature of the softmax.
         draw: the stream of random numbers.
     """

@@ -79,7 +79,7 @@ def without_spread(reward: Tensor, size: int) -> Tensor:
 
 
 def refill(empty: Tensor, full: Tensor) -> Tensor:
-    """Return which item each of G places holds after empty places were filled with spare items: int64 `[P, G]`.
+    """Fill empty places with spare items, and return the number of the item in each of G places: int64 `[P, G]`.
 
     Each of P members has G own items, one per place, and G spare items. The first empty place gets the first usable
     spare item, the second the second, and so on. A place for which no usable spare item is left keeps its own item. In
@@ -101,7 +101,8 @@ def _within(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def token_weights(mask: Tensor, mean: Mean) -> Tensor:
-    """Return weights `[P, B, T]` of tokens that sum to 1 for each member, or to 0 if the mask excludes all its tokens.
+    """Return weights `[P, B, T]` of tokens that sum to 1 for each member, or to 0 if the mask excludes all tokens of
+    the member.
 
     Args:
         mask: `[P, B, T]` bool, the tokens that count: B sequences of T tokens of P members.
@@ -215,8 +216,8 @@ def log_ratios(log_prob: Tensor, old: Tensor, mask: Tensor, level: Level, turn: 
         log_prob, old: `[P, B, T]`, log-probabilities under π and π_old: P members, B sequences, T tokens.
         mask: `[P, B, T]` bool, the tokens that count.
         level: `token`, `turn` or `sequence`, over which the mean is taken.
-        turn: `[P, B, T]` int64, the number of each token's turn from 0. If it is None, the level `turn` is that of
-            `sequence`.
+        turn: `[P, B, T]` int64, the number of each token's turn from 0. If it is None, the level `turn` means the same
+            as `sequence`.
     """
     each = _within(log_prob - old, mask)
     if level == "token":
@@ -254,15 +255,20 @@ def clipped(log_ratio: Tensor, advantage: Tensor, low: Tensor, high: Tensor, mos
 def cispo(log_prob: Tensor, log_ratio: Tensor, advantage: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """Return the CISPO loss −clip(ρ, 1 − low, 1 + high) A log π, `[P, B, T]` (MiniMax, "MiniMax-M1", 2025, eq. 4).
 
-    No gradient passes through the ratio ρ, so clipping removes no token's gradient. `log_prob` (log π) is `[P, B, T]`
-    for T tokens in B sequences of P members; the other arguments are those of `clipped`.
+    No gradient passes through the ratio ρ, so clipping removes no token's gradient.
+
+    Args:
+        log_prob: `[P, B, T]`, log π of T tokens in B sequences of P members.
+        log_ratio: `[P, B, T]`, log ρ.
+        advantage: A, `[P, B, T]`, or `[P, B, 1]` for whole sequences.
+        low, high: `[P]`, the bounds of the clip.
     """
     ratio = log_ratio.detach().exp()
     return -torch.clamp(ratio, 1.0 - low[:, None, None], 1.0 + high[:, None, None]) * advantage * log_prob
 
 
 def outside(log_ratio: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Return for each ratio whether it lies outside [1 − low, 1 + high], `[P, B, T]` bool.
+    """Return for each ratio exp(`log_ratio`) whether the ratio lies outside [1 − low, 1 + high], `[P, B, T]` bool.
 
     `log_ratio` is `[P, B, T]`: P members, B sequences, T tokens. `low` and `high` are `[P]`.
     """
@@ -337,10 +343,11 @@ def whiten(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def value_loss(value: Tensor, old: Tensor, target: Tensor, clip: Tensor) -> Tensor:
-    """Return the clipped value loss ½ max((V − V̂)², (V_old + clip(V − V_old, ±clip) − V̂)²) of each token,
-    `[P, B, T]`.
+    """Return the clipped value loss ½ max((V − V̂)², (V_old + clip(V − V_old, ±clip) − V̂)²) of each token, `[P, B,
+    T]`.
 
-    `value` (V), `old` (V_old) and `target` (V̂) are `[P, B, T]`: P members, B sequences, T tokens. `clip` is `[P]`.
+    `value` (V), `old` (V_old) and `target` (V̂) are `[P, B, T]`: P members, B sequences, T tokens. `clip` `[P]` bounds
+    V − V_old.
     """
     limit = clip[:, None, None]
     near = old + torch.clamp(value - old, -limit, limit)
@@ -348,7 +355,7 @@ def value_loss(value: Tensor, old: Tensor, target: Tensor, clip: Tensor) -> Tens
 
 
 def after_last(value: Tensor, mask: Tensor) -> Tensor:
-    """Return the value of the token after each row's last token inside the mask: `[P, B, T]` → `[P, B]`.
+    """Return the value at the token that follows each row's last token inside the mask: `[P, B, T]` → `[P, B]`.
 
     There are B rows of T tokens of P members. Every row must have a token after its last token inside the mask.
     """
@@ -360,7 +367,7 @@ def after_last(value: Tensor, mask: Tensor) -> Tensor:
 
 
 class Preference(NamedTuple):
-    """The result for B pairs of a chosen and a rejected completion of each of P members.
+    """The result of a preference loss for B pairs of a chosen and a rejected completion of each of P members.
 
     Attributes:
         loss: `[P, B]`, the loss of each pair.
@@ -374,7 +381,8 @@ class Preference(NamedTuple):
 def preferred(margin: Tensor) -> Tensor:
     """Return log σ(margin), the log-probability that a completion is preferred to another, in the shape of `margin`.
 
-    `margin` is the completion's reward minus that of the other. This is the model of Bradley and Terry, 1952.
+    `margin` is the reward of the completion minus the reward of the other. This is the model of Bradley and Terry,
+    1952.
     """
     return torch.nn.functional.logsigmoid(margin)
 
@@ -456,7 +464,8 @@ def games(ids: Tensor, real: Tensor, acts: Tensor, reward: Tensor, done: Tensor)
     """Convert games, which are stored as sequences of L tokens, to the decisions of the player in them.
 
     Every token but the first may be a decision. The result has an entry for each of these L − 1 tokens: the reward from
-    there to the player's next decision, the state of that next decision, and whether the game is over by then.
+    this token to the player's next decision, the column of that next decision's state, and whether the game is over by
+    then.
 
     Args:
         ids: `[…, L]` int64, the tokens.

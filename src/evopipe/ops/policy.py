@@ -51,7 +51,8 @@ def epsilon_greedy(q: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> T
     """Choose the action of highest value, or with probability ε a uniformly random legal action (Sutton & Barto, 2018,
     § 2.2).
 
-    `q` and `legal` are `[P, E, A]` (P members, E environments each), `epsilon` is `[P]`; return actions `[P, E]` int64.
+    `q` and `legal` are `[P, E, A]` (P members, E environments each), `epsilon` is `[P]`, `draw` the stream of random
+    numbers; return actions `[P, E]` int64.
     """
     if (found := explore.best_or_random(q, legal, epsilon, draw)) is not None:
         return found
@@ -61,7 +62,8 @@ def epsilon_greedy(q: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> T
 def or_random_legal(action: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
     """Return the actions `[P, E]`, each replaced with probability ε by a uniformly random legal action.
 
-    `action` is int64 `[P, E]` (P members, E environments each), `legal` bool `[P, E, A]`, `epsilon` `[P]`.
+    `action` is int64 `[P, E]` (P members, E environments each), `legal` bool `[P, E, A]`, `epsilon` `[P]` holds ε, and
+    `draw` is the stream of random numbers.
     """
     u_explore, u_action = draw.uniform(2 * action.shape[1]).view(-1, 2, action.shape[1]).unbind(dim=1)
     return torch.where(u_explore < epsilon[:, None], random_legal(u_action, legal), action)
@@ -70,8 +72,8 @@ def or_random_legal(action: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream
 def sampled_or_random(log_pi: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
     """Sample actions from their log-probabilities, or with probability ε uniformly among the legal actions.
 
-    `log_pi` and `legal` are `[P, E, A]` (P members, E environments each), `epsilon` is `[P]`; return actions `[P, E]`
-    int64.
+    `log_pi` and `legal` are `[P, E, A]` (P members, E environments each), `epsilon` is `[P]`, `draw` the stream of
+    random numbers; return actions `[P, E]` int64.
     """
     envs = log_pi.shape[1]
     u = draw.uniform(log_pi[0].numel() + 2 * envs).float()
@@ -85,7 +87,8 @@ def or_random(action: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
     """Return the actions `[P, E, A]` clipped to [−1, 1], each replaced with probability ε by a uniform draw from [−1,
     1].
 
-    `action` is `[P, E, A]` (P members, E environments each), `epsilon` `[P]`. A NaN in an action counts as 0.
+    `action` is `[P, E, A]` (P members, E environments each), `epsilon` `[P]` holds ε, and `draw` is the stream of
+    random numbers. A NaN in an action counts as 0.
     """
     if (found := explore.clipped_or_random(action, epsilon, draw)) is not None:
         return found
@@ -102,7 +105,7 @@ Noise = Literal["gaussian", "ou"]
 def gaussian(draw: Stream, shape: tuple[int, ...], sd: float) -> Tensor:
     """Draw independent normal noise `[P, E, A]` with standard deviation `sd`; `shape` is (E, A).
 
-    There are A numbers for each of the E environments of P members.
+    There are A numbers for each of the E environments of the P members of the stream `draw`.
     """
     return sd * draw.normal(shape[0] * shape[1]).view(-1, *shape)
 
@@ -110,8 +113,8 @@ def gaussian(draw: Stream, shape: tuple[int, ...], sd: float) -> Tensor:
 def ornstein_uhlenbeck(draw: Stream, shape: tuple[int, ...], sd: float, theta: float) -> Tensor:
     """Draw time-correlated noise `[P, E, A]` of the process x ← (1 − θ) x + sd · N(0, 1); `shape` is (E, A).
 
-    There are A numbers for each of the E environments of P members (Uhlenbeck & Ornstein, 1930; Lillicrap et al.,
-    2016). θ (`theta`) is in (0, 1]. An environment's process is not reset between episodes.
+    There are A numbers for each of the E environments of the P members of the stream `draw` (Uhlenbeck & Ornstein,
+    1930; Lillicrap et al., 2016). θ (`theta`) is in (0, 1]. An environment's process is not reset between episodes.
 
     The process is the sum Σ (1 − θ)ᵏ sd · N_{t−k} of its past shocks. The shocks are drawn again from the counter-based
     generator at every step, so no state is stored between steps. Shocks whose factor (1 − θ)ᵏ is below `REMEMBERED` are
@@ -134,8 +137,8 @@ def noisy(
         epsilon: `[P]`, ε.
         draw: the stream of random numbers.
         sd: the standard deviation of the noise.
-        kind: `gaussian` for independent noise, `ou` for that of `ornstein_uhlenbeck`.
-        theta: θ of `ornstein_uhlenbeck`.
+        kind: `gaussian` for independent noise, `ou` for the time-correlated noise of `ornstein_uhlenbeck`.
+        theta: θ of `ornstein_uhlenbeck`, unused for `gaussian`.
     """
     shape = tuple(action.shape[1:])
     noise = gaussian(draw, shape, sd) if kind == "gaussian" else ornstein_uhlenbeck(draw, shape, sd, theta)
@@ -146,7 +149,7 @@ def smoothed(action: Tensor, draw: Stream, deviation: Tensor, limit: Tensor) -> 
     """Add clipped normal noise to target actions `[P, …]` of P members, and clip the result to [−1, 1].
 
     This is target policy smoothing (Fujimoto, van Hoof & Meger, 2018, eq. 14). `deviation` `[P]` is the standard
-    deviation of the noise, and `limit` `[P]` the largest size to which it is clipped.
+    deviation of the noise, and `limit` `[P]` the absolute value to which the noise is clipped.
     """
     noise = draw.normal(action[0].numel()).view(action.shape)
     deviation, limit = (x.view(-1, *(1,) * (action.ndim - 1)) for x in (deviation, limit))
@@ -168,8 +171,8 @@ def proximal(
     """Return each step's term of PPO's loss, and an estimate ρ − 1 − log ρ of the policy's divergence from the old
     policy.
 
-    The loss is −min(ρ Â, clip(ρ, 1 − ε, 1 + ε) Â) + c_v ½ (V − V̂)² − c_h H (Schulman et al., 2017, eq. 9). Both
-    results are `[P, …]` for P members, as are all tensors; actions may have one dimension more.
+    The loss is −min(ρ Â, clip(ρ, 1 − ε, 1 + ε) Â) + c_v ½ (V − V̂)² − c_h H (Schulman et al., 2017, eq. 9). The two
+    results and all arguments that are tensors are `[P, …]` for P members; actions may have one dimension more.
 
     Args:
         chances: the current policy's action distribution, for H and the numerator of ρ.
@@ -180,7 +183,7 @@ def proximal(
         old_value: the values when the rollout was collected, which only `clip_value` needs.
         target: V̂, the targets of the values.
         hp: hyper-parameters `[P]`: `clip` (ε), `vf_coef` (c_v) and `ent_coef` (c_h).
-        clip_value: whether the squared error is that of `clipped_value_error`.
+        clip_value: whether the squared error (V − V̂)² is replaced by that of `clipped_value_error`.
     """
     clip, vf_coef, ent_coef = (hp[name].view(-1, *[1] * (value.ndim - 1)) for name in ("clip", "vf_coef", "ent_coef"))
     log_ratio = chances.log_prob(action) - log_prob

@@ -8,7 +8,8 @@ from evopipe.types import Tensor
 
 
 def midpoints(quantiles: int, like: Tensor) -> Tensor:
-    """Return the N quantile fractions τᵢ = (2 i − 1) / (2 N), `[N]`, with the type and the device of `like`.
+    """Return the N = `quantiles` quantile fractions τᵢ = (2 i − 1) / (2 N), `[N]`, with the type and the device of
+    `like`.
 
     The quantiles at these fractions are the best approximation of a distribution by N equally weighted values, in the
     1-Wasserstein distance (Dabney et al., 2018, lemma 2).
@@ -17,10 +18,12 @@ def midpoints(quantiles: int, like: Tensor) -> Tensor:
 
 
 def quantile_huber_loss(theta: Tensor, target: Tensor) -> Tensor:
-    """Return the quantile Huber loss with κ = 1 of N quantiles θ `[…, N]` against M target samples `[…, M]`: `[…]`.
+    """Return the quantile Huber loss with κ = 1 of N quantiles θ (`theta`) `[…, N]` against M target samples `[…, M]`:
+    `[…]`.
 
     Dabney et al., 2018, eq. 9 and 10 and algorithm 1: Σᵢ (1/M) Σⱼ |τᵢ − 1(uᵢⱼ < 0)| L(uᵢⱼ). Here uᵢⱼ = target_j − θᵢ, L
-    is the Huber loss, and the τᵢ are those of `midpoints`. The loss is a sum over quantiles and a mean over targets.
+    is the Huber loss, and the τᵢ are the N fractions of `midpoints`. The loss is a sum over quantiles and a mean over
+    targets.
     """
     low, high = torch.broadcast_tensors(theta[..., :, None], target[..., None, :])  # [..., N, M]
     huber = torch.ops.aten.huber_loss.default(low, high, 0)  # as in `value.regression_loss`

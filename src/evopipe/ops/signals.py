@@ -31,7 +31,8 @@ def means(weight: Tensor, *x: Tensor) -> Tensor:
 
 
 def mean(weight: Tensor, x: Tensor) -> Tensor:
-    """Return the weighted mean `[P]` of one quantity `[P, …]` of P members, see `means`."""
+    """Return the weighted mean `[P]` of one quantity `[P, …]` of P members; numbers of weight 0 are left out, as in
+    `means`."""
     return means(weight, x)[:, 0]
 
 
@@ -41,7 +42,14 @@ def largest(weight: Tensor, x: Tensor) -> Tensor:
 
 
 def deviations(weight: Tensor, *x: Tensor) -> Tensor:
-    """Return the weighted standard deviations `[P, k]` of k quantities, `[P, …]` each, of P members; see `means`."""
+    """Return the weighted standard deviations `[P, k]` of k quantities of P members.
+
+    A number of weight 0 is left out, even if it is not finite. The result is NaN for a member whose weights are all 0.
+
+    Args:
+        weight: `[P, …]`, the weights, whose sum may be any number.
+        x: the quantities, `[P, …]` each.
+    """
     flat = [one.detach().double().flatten(1) for one in x]
     middle = means(weight, *flat)
     return means(weight, *((one - middle[:, i, None]).square() for i, one in enumerate(flat))).sqrt()
@@ -80,7 +88,7 @@ def dormant(activity: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
 
 
 def of_values(weight: Tensor, q: Tensor, q_minus: Tensor) -> dict[str, Tensor]:
-    """Return metrics `[P]` of the values of the actions taken, by name: their mean, their largest, and the target gap.
+    """Return metrics `[P]` of the actions' values by name: the mean value, the largest value, and the target gap.
 
     The target gap is the mean distance of `q` from `q_minus`.
 
@@ -97,7 +105,7 @@ def agent_names(agents: Sequence[str]) -> list[str]:
     """Return agents' names in the form that metrics use: every character but letters, digits, `_`, `.` and `-` becomes
     `_`.
 
-    Trackers accept no other characters. If two names become equal, each name gets its position appended.
+    Trackers accept only these characters. If two names become equal, each name gets its position appended.
     """
     found = [re.sub(r"[^A-Za-z0-9_.-]", "_", agent) for agent in agents]
     return found if len({*found}) == len(found) else [f"{name}_{place}" for place, name in enumerate(found)]

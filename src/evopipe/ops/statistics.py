@@ -25,7 +25,7 @@ def interquartile_mean(x: NDArray[np.float64]) -> float:
 def bootstrap_interval(x: NDArray[np.float64], resamples: int, rng: np.random.Generator) -> list[float]:
     """Return the 95 % percentile bootstrap interval of the mean of `x` `[n]`, as [low, high] (Efron, 1979).
 
-    `resamples` is the number of bootstrap samples.
+    `resamples` is the number of bootstrap samples, which `rng` draws.
     """
     means = x[rng.integers(0, len(x), (resamples, len(x)))].mean(axis=1)
     return [float(end) for end in np.quantile(means, [(1 - 0.95) / 2, (1 + 0.95) / 2])]
@@ -34,9 +34,9 @@ def bootstrap_interval(x: NDArray[np.float64], resamples: int, rng: np.random.Ge
 def wilson_interval(mean: float, n: int) -> list[float]:
     """Return the 95 % score interval of the mean of n values in [0, 1], as [low, high] (Wilson, 1927).
 
-    It is the standard interval for binary values (0 and 1). For values between 0 and 1, whose variance is at most mean
-    (1 − mean), it is wider than necessary. Unlike a bootstrap interval, it has a positive width where all values are
-    equal.
+    This is the standard interval for binary values (0 and 1). For values between 0 and 1, whose variance is at most
+    mean (1 − mean), the interval is wider than necessary. Unlike a bootstrap interval, this one has a positive width
+    where all values are equal.
     """
     z = 1.959963984540054
     centre = (mean + z * z / (2 * n)) / (1 + z * z / n)

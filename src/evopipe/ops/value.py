@@ -36,7 +36,7 @@ def q_target(
         r_t: `[…]`, the rewards r.
         discount_t: `[…]`, γ, and 0 where the episode terminated.
         q_target_t, q_selector_t: `[…, A]`, the values Q_target and Q_selector of the next state.
-        legal_t: `[…, A]` bool, the legal actions in the next state; None if all are legal.
+        legal_t: `[…, A]` bool, the legal actions in the next state; None if all actions are legal.
     """
     return torch.addcmul(r_t, discount_t, pick(q_target_t, masked_argmax(q_selector_t, legal_t)))
 
@@ -64,7 +64,7 @@ def twin_loss(errors: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def normalised(advantage: Tensor, weight: Tensor) -> Tensor:
-    """Return advantages `[P, n]` normalised to weighted mean 0 and weighted standard deviation 1, for each of P
+    """Return the advantages `[P, n]`, normalised to weighted mean 0 and weighted standard deviation 1, for each of P
     members.
 
     The weights `[P, n]` sum to 1 over the n steps.
@@ -114,16 +114,16 @@ def conservative_gap(q: Tensor, action: Tensor, legal: Tensor | None = None) -> 
     Args:
         q: `[…, A]`, the values of all actions.
         action: `[…]` int64, the dataset's actions.
-        legal: `[…, A]` bool, the actions over which the sum goes; None for all.
+        legal: `[…, A]` bool, the legal actions, over which the sum goes; None if all actions are legal.
     """
     return torch.logsumexp(_of_legal(q, legal), dim=-1) - pick(q, action)
 
 
 def expectile_loss(error: Tensor, tau: Tensor | float) -> Tensor:
-    """Return the expectile loss |τ − 1(e < 0)| e² of errors e = target − value `[…]`.
+    """Return the expectile loss |τ − 1(e < 0)| e², `[…]`, of errors e = target − value.
 
-    Newey & Powell, 1987; Kostrikov et al., 2021, eq. 5. For τ = ½ it is half the squared error, and the best fit is the
-    mean of the targets. As τ goes to 1, the best fit approaches the largest target.
+    Newey & Powell, 1987; Kostrikov et al., 2021, eq. 5. `tau` is τ. For τ = ½ the loss is half the squared error, and
+    the best fit is the mean of the targets. As τ goes to 1, the best fit approaches the largest target.
     """
     return (tau - (error < 0).to(error.dtype)).abs() * error * error
 

@@ -111,17 +111,18 @@ class Policy:
         """Return the actions, as `act` does, and the new recurrent state of a recurrent policy.
 
         Args:
-            obs, mask, epsilon: as in `act`.
+            obs, mask, epsilon: observations, legal actions and the probability of exploration, as in `act`.
             memory: the recurrent state `[B, memory]` that the previous step of these episodes returned; None at the
                 beginning. To begin a new episode in a row, set the row to zeros. NumPy or torch.
             seed: the seed of exploration, another for each step.
 
         Returns:
-            The actions as in `act`, and the recurrent state after the step, float32 `[B, memory]`, of the type of
-            `obs`.
+            The actions in the form that `act` returns, and the recurrent state after the step, float32 `[B, memory]`,
+            of the type of `obs`.
 
         Raises:
-            UsageError: as in `act`, or the recurrent state has another shape.
+            UsageError: a shape does not fit, no action is legal, a value is NaN, or the recurrent state has another
+                shape.
         """
         batch, single, legal, memory = self._situation(obs, mask, memory)
         state, draw = self._cohort.state, None
@@ -151,7 +152,8 @@ class Policy:
         is.
 
         V(s) is the output of a value network (PPO, IQL), the maximum of Q(s, a) over legal actions (DQN, Rainbow, CQN),
-        or Q(s, μ(s)) of a deterministic actor μ (DDPG, TD3, TD3+BC). `mask` is as in `act`, `memory` as in `step`.
+        or Q(s, μ(s)) of a deterministic actor μ (DDPG, TD3, TD3+BC). `mask` holds the legal actions, as in `act`, and
+        `memory` the recurrent state, as in `step`.
 
         Raises:
             UsageError: the algorithm has no values, the critic was not exported, or an argument does not fit.
@@ -165,7 +167,7 @@ class Policy:
         returned.
 
         Args:
-            obs: as in `act`.
+            obs: one observation of the environment, or a batch, as in `act`.
             action: one action of the environment, or a batch; the result is then `[]` or `[B]`. None gives the values
                 of all discrete actions, `[A]` or `[B, A]`.
 
@@ -183,8 +185,8 @@ class Policy:
         """Return the probabilities π(a|s) of all actions, float32 `[A]` or `[B, A]`; NumPy or torch, as `obs` is.
 
         For multi-discrete actions, these are the probabilities of the first choice's values, then of the second's, and
-        so on; for multi-binary actions, the probability that each bit is 1. `mask` is as in `act`, `memory` as in
-        `step`.
+        so on; for multi-binary actions, the probability that each bit is 1. `mask` holds the legal actions, as in
+        `act`, and `memory` the recurrent state, as in `step`.
 
         Raises:
             UsageError: the policy is deterministic or its actions are continuous, or an argument does not fit.
@@ -196,9 +198,9 @@ class Policy:
     def log_prob(self, obs: Any, action: Any, mask: Any = None, memory: Any = None) -> Any:
         """Return the log-probabilities log π(a|s) of actions, float32 `[]` or `[B]`; NumPy or torch, as `obs` is.
 
-        For continuous actions, it is the log-density of the action after scaling the environment's bounds to [−1, 1],
-        as the algorithm uses it. `action` is one action of the environment, or a batch; `mask` is as in `act`, `memory`
-        as in `step`.
+        For continuous actions, the result is the log-density of the action in the algorithm's units, in which the
+        environment's bounds are [−1, 1]. `action` is one action of the environment, or a batch; `mask` holds the legal
+        actions, as in `act`, and `memory` the recurrent state, as in `step`.
 
         Raises:
             UsageError: the policy is deterministic, or an argument does not fit.
@@ -312,8 +314,8 @@ class Policy:
         return array[0] if single else array
 
     def on_rows(self) -> Policy:
-        """Return a copy of the policy that takes flat observations: float32 rows `[n, O]`, as `EnvPool.obs` holds
-        them."""
+        """Return a copy of the policy that takes n observations as flat float32 rows `[n, O]`, in the form of
+        `EnvPool.obs`."""
         policy = copy(self)
         policy.observation_space = ObservationSpace.vector(self.observations)
         return policy
@@ -335,7 +337,7 @@ class Policy:
         return {PROGRAM: (self.module(), self.observations)}
 
     def misfit(self, env: Any) -> str | None:
-        """Return why the policy cannot act in an environment; None if it can.
+        """Return why the policy cannot act in the environment `env`; None if it can.
 
         The reason is a phrase that can follow the environment's name in a sentence.
         """
@@ -353,7 +355,8 @@ class Policy:
 
         Args:
             env: the environment, which has been reset.
-            explained: returns a context manager in which `env.step` is called, to turn its errors into evopipe's.
+            explained: a function without arguments that returns a context manager in which `env.step` is called, to
+                turn errors of the environment into evopipe's.
             begun: the observation and the info that `env.reset` returned.
             limit: the largest number of steps.
         """
@@ -466,8 +469,10 @@ def hold_bounds(module: torch.nn.Module, space: ActionSpace) -> None:
 
 
 def own_actions(module: Any, space: ActionSpace, actions: torch.Tensor) -> torch.Tensor:
-    """Convert a policy's actions to the environment's own, as `ActionSpace.own` does, by operators that `torch.export`
-    can trace.
+    """Convert a policy's actions to values of the environment's action space, by operators that `torch.export` can
+    trace.
+
+    The result equals that of the method `ActionSpace.own`.
 
     Continuous actions are scaled from [−1, 1] to the bounds; discrete actions are shifted by the space's first value.
 
@@ -501,7 +506,7 @@ def online_networks(algo: Algorithm, widths: Mapping[str, Widths]) -> dict[str, 
 
 
 def other_networks(algo: Algorithm, widths: Mapping[str, Widths]) -> dict[str, str]:
-    """Return the names of the trained networks that acting does not need, such as critics.
+    """Return the names of the networks that gradients train but acting does not need, such as critics.
 
     The result is a dict: network → its name in `Member.tensors`. `widths` holds the input and output width of every
     network by name.
@@ -513,8 +518,8 @@ def other_networks(algo: Algorithm, widths: Mapping[str, Widths]) -> dict[str, s
 def rows_for_acting(algo: Algorithm, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the tensors that acting needs in addition to the networks, by name.
 
-    They are the tensors of the observation normaliser, if the member has one, and those named in the algorithm's
-    `ACTS_WITH`.
+    The result has the tensors of the observation normaliser, if the member has one, and the tensors that the
+    algorithm's `ACTS_WITH` names.
 
     Args:
         algo: the algorithm.
@@ -525,7 +530,8 @@ def rows_for_acting(algo: Algorithm, tensors: Mapping[str, torch.Tensor]) -> dic
 
 
 def for_acting(algo: Algorithm, member: Member, widths: Mapping[str, Widths]) -> Member:
-    """Return a copy of the member that keeps only the tensors of trained networks and those that acting needs.
+    """Return a copy of the member that keeps only the tensors of networks that gradients train, and others that acting
+    needs.
 
     All other tensors of the algorithm's state are zeros. `widths` holds the input and output width of every network by
     name.

@@ -32,7 +32,7 @@ def card(policy: Policy | TeamPolicy, episodes: int) -> str:
 
 
 def render(template: str, **known: Any) -> str:
-    """Return the Markdown template of this name in the folder `policies`, filled in with the values `known`."""
+    """Return the text of the Markdown template `template` in the folder `policies`, with `known` as its variables."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=False,

@@ -45,7 +45,7 @@ class FilmFrames:
         images: the kept images.
         fps: the number of frames per second of the original.
         shown: the number of frames so far, kept or not.
-        every: the distance between two kept frames: 2 if every second frame is kept.
+        every: the number of frames from one kept frame to the next: 2 if every second frame is kept.
     """
 
     width: int
@@ -91,7 +91,7 @@ def animate(images: Sequence[Image.Image], kind: str, gap: float, unit: int, res
     """Return the bytes of an animated GIF or WEBP that repeats.
 
     Args:
-        images: one or more.
+        images: the images, one or more.
         kind: the format, as Pillow names it.
         gap: milliseconds between two images.
         unit: the format's unit of time, in milliseconds.
@@ -107,7 +107,7 @@ def animate(images: Sequence[Image.Image], kind: str, gap: float, unit: int, res
 
 @contextlib.contextmanager
 def gif(path: Path, fps: int) -> Iterator[Show]:
-    """Write an animated GIF, at most 400 pixels wide, at the end of the `with` block.
+    """Write to `path` an animated GIF, at most 400 pixels wide, at the end of the `with` block.
 
     The context manager yields a function, which must be called with each frame `[H, W, 3]` uint8. `fps` is the number
     of frames per second.
@@ -123,7 +123,7 @@ def gif(path: Path, fps: int) -> Iterator[Show]:
 
 @contextlib.contextmanager
 def mp4(path: Path, fps: int) -> Iterator[Show]:
-    """Write an H.264 film with every frame in full size, at the end of the `with` block.
+    """Write to `path` an H.264 film with every frame in full size, at the end of the `with` block.
 
     The context manager yields a function, which must be called with each frame `[H, W, 3]` uint8. `fps` is the number
     of frames per second.

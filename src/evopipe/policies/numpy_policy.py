@@ -31,8 +31,8 @@ ACTIVATIONS: dict[str, Any] = {
 
 
 class Policy:
-    """A trained policy with a perceptron, which needs NumPy alone to act. `path` is `policy.npz`, or that file
-    opened."""
+    """A trained policy with a perceptron, which needs NumPy alone to act. `path` is the path of `policy.npz`, or that
+    file opened in binary mode."""
 
     def __init__(self, path: Any = "policy.npz") -> None:
         with np.load(path, allow_pickle=False) as held:

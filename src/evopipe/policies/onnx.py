@@ -22,8 +22,8 @@ def write(source: str | Path, folder: Path, trust: bool = False) -> list[Path]:
     """Convert an exported policy to ONNX programs: `policy.onnx`, or for each agent of a team `policy.NAME.onnx`.
 
     A program takes float32 observations `[B, O]`, in the flat rows that `policy.pt2` takes, and normalises them itself.
-    It returns the greedy actions as the environment takes them. The program of a recurrent policy also takes the
-    recurrent state, memory `[B, M]`, zeros at first, and returns the next one.
+    The program returns the greedy actions as the environment takes them. The program of a recurrent policy also takes
+    the recurrent state, memory `[B, M]`, zeros at first, and returns the next one.
 
     Args:
         source: the folder of an exported policy.

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Actor(Protocol):
-    """Protocol of a policy that can be played in environments; `acting.Policy` documents the methods.
+    """Protocol of a policy that can be played in environments. Its methods are those of the same names in
+    `acting.Policy`.
 
     Attributes:
         about: the content of the policy's `policy.json`.
@@ -120,17 +121,20 @@ def evaluate(
 
 
 def play(policy: Actor, seed: int = 0, max_steps: int | None = None, trust: bool = False) -> _Playback:
-    """Play one greedy episode in the policy's own environment, and return its frames and rewards. No display is needed.
+    """Play one greedy episode in the policy's own environment, and return a recording of it. No display is needed.
 
-    There is a frame of the first state and of the state after each step.
+    The recording has `frames` (the first state, then the state after each step), `rewards`, `fps` (frames per second),
+    `terminated` and `total` (the return).
 
     Args:
         policy: the policy, for one agent or a team.
         seed: the seed of the episode.
         max_steps: the most steps; None for the environment's own limit, or `LIMIT`.
-        trust: see `environment_of`, which also documents the errors that it causes.
+        trust: whether a `module:EnvId` or a C file that only the policy's folder names may be used, which runs its
+            code.
 
     Raises:
+        UsageError: the policy's environment is not trusted.
         ParamsError: the environment is unknown or its package is not installed.
         DataError: the policy does not fit the environment.
         EnvironmentFailed: the environment raised, has no render mode `rgb_array`, or its images are not `[H, W, 3]`
@@ -156,9 +160,10 @@ def watch(
 
     Args:
         policy: the policy, for one agent or a team.
-        cfg: the environment, see `environment_of`.
-        films: the films that take the frames, see `evopipe.policies.film`. Without films, a window shows the
-            environment at its own speed.
+        cfg: the environment's configuration, as `environment_of` returns it.
+        films: for each film a function, such as `film.gif` with its path set, that takes the frame rate and returns a
+            context manager; the context manager yields a function that is called with each frame. Without films, a
+            window shows the environment at its own speed.
         episodes: the number of episodes; their seeds are `seed`, `seed + 1`, …
         seed: the seed of the first episode.
         max_steps: the most steps of an episode; None for the environment's own limit, or `LIMIT`.

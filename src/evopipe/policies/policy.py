@@ -89,7 +89,8 @@ def save(
 
 
 def kind_of(about: Mapping[str, Any]) -> type[Policy] | type[TeamPolicy]:
-    """Return the class of a policy with the description `about`: `TeamPolicy` for a team, else `Policy`."""
+    """Return the class of a policy whose `policy.json` has the content `about`: `TeamPolicy` for a team, else
+    `Policy`."""
     return TeamPolicy if "team" in about else Policy
 
 
@@ -131,7 +132,16 @@ def numpy_files(policy: Policy | TeamPolicy) -> tuple[dict[str, bytes], str]:
 
 
 def load(path: str | Path, member: int | None = None, trust: bool = False) -> Policy | TeamPolicy:
-    """Load the policy in a folder, or one of the trained members. Arguments and errors are those of `loading.load`."""
+    """Load the policy in a folder, or one of the trained members, for one agent or a team.
+
+    Args:
+        path: the folder.
+        member: the number of a trained member; None if the folder is that of one policy.
+        trust: whether to import the module of a user-defined network, if the folder names one.
+
+    Raises:
+        MissingInputError, DataError, UsageError: as for `loading.load`.
+    """
     if member is not None:
         return trained(path, member, trust)[0]
     folder = Path(path)
@@ -141,8 +151,18 @@ def load(path: str | Path, member: int | None = None, trust: bool = False) -> Po
 
 
 def described(about: Any, tensors: Mapping[str, torch.Tensor], where: Path, trust: bool = False) -> Policy | TeamPolicy:
-    """Return the policy of a description and its tensors, as a policy's folder has them in two files; errors are those
-    of `loading.load`, and begin with `where`."""
+    """Return the policy that a description and tensors make.
+
+    Args:
+        about: the content of `policy.json`.
+        tensors: the content of the policy's safetensors file, by name.
+        where: a path with which error messages begin.
+        trust: whether to import the module of a user-defined network, if the description names one.
+
+    Raises:
+        MissingInputError: the network belongs to a module that was not imported.
+        DataError: the description is invalid or of a newer format, or the tensors do not fit it.
+    """
     if not isinstance(about, dict) or about.get("format") != FORMAT:
         found = about.get("format") if isinstance(about, dict) else None
         raise DataError(f"{where}: format {found!r:.40} is not known to this version of evopipe")
@@ -169,8 +189,17 @@ def _known(arch: Architecture, trust: bool) -> Architecture:
 def trained(path: str | Path, member: int | None = None, trust: bool = False) -> list[Policy | TeamPolicy]:
     """Load the trained members in a folder such as `models/trained` as policies, in the order of their slots (numbers).
 
-    If `member` is given, only the member of that number is loaded. The elite, which the folder stores after the
-    members, is left out. Arguments and errors are those of `loading.load`.
+    The elite, which the folder stores after the members, is left out.
+
+    Args:
+        path: the folder.
+        member: the number of the only member to load; None for all members.
+        trust: whether to import the module of a user-defined network, if the folder names one.
+
+    Raises:
+        MissingInputError: there is no such folder, or a network belongs to a module that was not imported.
+        DataError: the folder is damaged, or does not describe its members' policies.
+        UsageError: there is no such member.
     """
     folder = Path(path)
     members, about = read_members(folder, {}, "train it again")

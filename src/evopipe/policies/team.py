@@ -30,10 +30,16 @@ from evopipe.rng import Purpose, Stream
 
 
 class TeamPolicy:
-    """One trained member of a team's environment, which chooses the actions of all K agents; see `acting.Policy`.
+    """One trained member of a team's environment, which chooses the actions of all K agents.
+
+    Args:
+        algo: the member's algorithm.
+        cfg: the algorithm's configuration.
+        member: the architecture, and the tensors that acting needs.
+        about: the content of `policy.json`: spaces, scores, provenance.
 
     Attributes:
-        team: the agents' spaces.
+        team: the agents' observation and action spaces.
         agents: the agents' ids, as in the environment.
         memory: the number of recurrent state values that each agent carries from step to step; 0 unless it is
             recurrent.
@@ -81,11 +87,12 @@ class TeamPolicy:
         """Return every agent's action, as `act` does, and the new recurrent state, float32 `[B, K, memory]`: B
         observations of K agents.
 
-        `memory` is the recurrent state that the previous step of these episodes returned; None at the beginning. The
-        state of an absent agent becomes zeros.
+        `obs`, `mask`, `epsilon` and `seed` are observations, legal actions and exploration, as in `act`. `memory` is
+        the recurrent state that the previous step of these episodes returned; None at the beginning. The state of an
+        absent agent becomes zeros.
 
         Raises:
-            UsageError: as in `act`, or the recurrent state has another shape.
+            UsageError: there is no such agent, a shape does not fit, or the recurrent state has another shape.
         """
         rows, single, legal, before = self._situation(obs, mask, memory)
         state, draw = self._cohort.state, None
@@ -116,7 +123,7 @@ class TeamPolicy:
     def value(self, obs: Mapping[Any, Any], memory: Any = None) -> dict[Any, Any]:
         """Return every agent's state value V(s), by agent: float32 `[]` for one observation or `[B]` for a batch.
 
-        `obs` is as in `act`, `memory` as in `step`.
+        `obs` has the agents' observations, as in `act`, and `memory` the recurrent state, as in `step`.
 
         Raises:
             UsageError: the algorithm has no values, the critic was not exported, or an argument does not fit.
@@ -141,7 +148,8 @@ class TeamPolicy:
         """Return every agent's action probabilities π(a|s), by agent: float32 `[A]` for one observation or `[B, A]` for
         a batch.
 
-        An agent's A counts its own actions. `obs` and `mask` are as in `act`, `memory` as in `step`.
+        A is the number of the agent's own actions. `obs` and `mask` have the agents' observations and legal actions, as
+        in `act`, and `memory` the recurrent state, as in `step`.
 
         Raises:
             UsageError: the team is deterministic or its actions are continuous, or an argument does not fit.
@@ -157,21 +165,25 @@ class TeamPolicy:
         return {key: each[0] if single else each for key, each in own.items()}
 
     def modules(self) -> dict[str, tuple[torch.nn.Module, int]]:
-        """Return the modules to export as `torch.export` programs, one for each agent; see `acting.Policy.modules`."""
+        """Return the modules to export as `torch.export` programs, one for each agent, as a dict: file name → (module,
+        width of the agent's flat observations)."""
         named = zip(program_files(self.team.agents).values(), self.team.observations, strict=True)
         return {file: (self.module(place), space.size) for place, (file, space) in enumerate(named)}
 
     def arrays(self) -> NoReturn:
-        """Raise ValueError, because NumPy policies do not support teams; see `acting.Policy.arrays`."""
+        """Raise ValueError, because NumPy policies do not support teams."""
         raise ValueError("it is a team's")
 
     def on_rows(self) -> NoReturn:
-        """Raise UsageError, because flat rows of observations come from datasets, which are of one agent; see
-        `acting.Policy.on_rows`."""
+        """Raise UsageError, because flat rows of observations come from datasets, and every dataset is that of one
+        agent."""
         raise UsageError("is a team, and datasets are of one agent")
 
     def misfit(self, env: Any) -> str | None:
-        """Return why the team cannot act in an environment; None if it can. See `acting.Policy.misfit`."""
+        """Return why the team cannot act in the environment `env`; None if it can.
+
+        The reason is a phrase that can follow the environment's name in a sentence.
+        """
         if not isinstance(env, TeamEnv):
             return "is for one agent, the policy is not; play it where it was trained"
         return unlike(f"the agents {_listed(TeamSpace.of(env))}", f"the agents {_listed(self.team)}")
@@ -180,7 +192,14 @@ class TeamPolicy:
         """Play one greedy episode of at most `limit` steps.
 
         After each step, yield a pair: the team's score of the step (see `score`), and whether all agents that acted
-        terminated. The arguments are those of `acting.Policy.episode`.
+        terminated.
+
+        Args:
+            env: the environment, which has been reset.
+            explained: a function without arguments that returns a context manager in which `env.step` is called, to
+                turn errors of the environment into evopipe's.
+            begun: the observations and the infos by agent, which `env.reset` returned.
+            limit: the largest number of steps.
         """
         (obs, info), memory, alive = begun, None, list(env.agents)
         for _ in range(limit):
@@ -227,8 +246,9 @@ class TeamPolicy:
         return self._cohort.normalised(rows, there), found.single, legal, before.flatten(0, 1)[None]
 
     def module(self, place: int) -> torch.nn.Module:
-        """Return the greedy policy of the agent number `place` as a `torch.nn.Module`: B observations `[B, O]` →
-        actions.
+        """Return the greedy policy of one agent as a `torch.nn.Module`: B observations `[B, O]` → actions `[B, …]`.
+
+        `place` is the agent's index in `agents`.
 
         If the policy is recurrent, the module maps (obs, memory `[B, memory]`) to (actions, new memory); memory, the
         recurrent state, is zeros at first.

@@ -18,13 +18,16 @@ if TYPE_CHECKING:
 
 
 def part_of(params: AnyParams, stage: str = "") -> Any:
-    """Import and return the module of `problems` for this kind of members, environments or text; if `stage` is given,
-    return the module of that stage for this kind."""
+    """Import and return the module of `problems` that serves these parameters: one for environments, one for language
+    models.
+
+    If `stage` is given, the module of that kind for the stage is returned, such as `env_export` for `export`.
+    """
     return import_module(f"{__name__}.{params.part(stage)}")
 
 
 def check(params: AnyParams) -> None:
-    """Check parameters before the first stage runs, so that no later stage refuses them.
+    """Check parameters before the first stage runs, so that no later stage refuses the parameters.
 
     Raises:
         ParamsError: a later stage would refuse the parameters.
@@ -41,7 +44,7 @@ def problem_of(params: AnyParams, folder: Path = Path(), alone: bool = False, to
         params: the parameters.
         folder: the project's folder, which has the outputs of earlier stages.
         alone: if True, the setting `auto` means no helper processes, because this process is one of many.
-        together: a `language.together.Together`, if several processes form one shard of language models.
+        together: a `language.together.Together`, if several processes form one shard of language models; else None.
 
     Raises:
         ParamsError: an environment is unknown or not supported, or a base model cannot be used.

@@ -41,7 +41,14 @@ if TYPE_CHECKING:
 def problem_of(params: Params, folder: Path = Path(), alone: bool = False, together: None = None) -> Problem[EnvSpec]:
     """Return the `Problem` of a run in an environment: its configuration, training loop and final evaluation.
 
-    Arguments and errors are those of `problems.problem_of`.
+    Args:
+        params: the parameters.
+        folder: the project's folder, which has the outputs of earlier stages.
+        alone: if True, the setting `auto` means no helper processes, because this process is one of many.
+        together: None; only language models have shards of several processes.
+
+    Raises:
+        ParamsError: the environment is unknown or not supported.
     """
     runtime, spec = params.runtime, make_spec(params, configure(params.runtime))
     outside, sources = params.outside()
@@ -71,7 +78,10 @@ def problem_of(params: Params, folder: Path = Path(), alone: bool = False, toget
 
 
 def neighbours_of(train: TrainConfig, members: int) -> int:
-    """Return how many of a population's `members` share one replay buffer; 1 without a shared buffer."""
+    """Return how many of a population's `members` share one replay buffer; 1 without a shared buffer.
+
+    `train` is the block `train` of the parameters.
+    """
     if train.mode == "offline" or on_policy(get(train.algo)):
         return 1
     return train.replay.members(members)
@@ -105,8 +115,17 @@ def begin(
 ) -> Run[EnvSpec]:
     """Return a new run that has not trained yet, for users who write their own training loop.
 
-    What members learn from (replay buffer, rollouts or dataset) follows from the algorithm. `warm`, `workers` and
-    `learners` are explained in `Setup`, `collect_rollouts` in `OnPolicy`.
+    What members learn from (replay buffer, rollouts or dataset) follows from the algorithm.
+
+    Args:
+        spec: the run's configuration.
+        members: the initial members.
+        warm: the dataset, as transitions: the only data of an offline run, else the first content of the replay
+            buffers.
+        births: the mutation that made each member; None if there were none.
+        workers: worker processes that step the environments; None steps them in this process.
+        learners: the number of processes that may compute updates, including this one.
+        collect_rollouts: a function (regime, ticks) that collects each rollout in place of the regime, see `OnPolicy`.
 
     Raises:
         UsageError: `collect_rollouts` is given, but the algorithm is not on-policy.
@@ -124,7 +143,13 @@ def problem_with(
 ) -> Problem[EnvSpec]:
     """Return the `Problem` of a run whose configuration and dataset are given as objects, and not as parameters.
 
-    `described` is JSON data that is stored with every policy. The other arguments are those of `begin`.
+    Args:
+        spec: the run's configuration.
+        warm: the dataset, as transitions; None for no dataset.
+        workers: worker processes that step the environments; None steps them in this process.
+        learners: the number of processes that may compute updates, including this one.
+        collect_rollouts: a function (regime, ticks) that collects each rollout in place of the regime.
+        described: JSON data that is stored with every policy.
     """
 
     def live(clock: Clock, keys: np.ndarray) -> Regime:
@@ -136,6 +161,9 @@ def problem_with(
 def regime_of(setup: Setup, collect_rollouts: CollectRollouts | None = None) -> Regime:
     """Return the regime for the configuration: `OffPolicy`, `OnPolicy` or `Offline`. A regime is a training loop over
     one kind of data.
+
+    `setup` holds the parts of the regime. `collect_rollouts` is a function (regime, ticks) that collects each rollout
+    in place of the regime; None if the regime collects rollouts itself.
 
     Raises:
         UsageError: `collect_rollouts` is given, but the algorithm is not on-policy.

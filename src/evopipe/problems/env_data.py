@@ -26,7 +26,7 @@ from evopipe.storage.files import write_json
 def fetch(params: Params, folder: Path) -> list[str]:
     """Run the stage `fetch`: write `data/dataset`, always as a Minari dataset, and `reports/fetch.json`.
 
-    The result is a list of remarks for the user.
+    `folder` is the project's folder. The result is a list of remarks for the user.
     """
     env, source = params.env.id, params.fetch.source
     import_network(params.network, params.train.algo)  # of the policy that may be collected by
@@ -62,7 +62,7 @@ def fetch(params: Params, folder: Path) -> list[str]:
 def buffer(params: Params, folder: Path) -> list[str]:
     """Run the stage `buffer`: convert `data/dataset` to `data/transitions.h5`, and write `reports/buffer.json`.
 
-    The result is a list of remarks for the user.
+    `folder` is the project's folder. The result is a list of remarks for the user.
     """
     source = need(folder, DATASET)
     with closing(EnvPool(params.env.on_gymnasium, 1, what="described")) as pool:

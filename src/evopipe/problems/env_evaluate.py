@@ -21,19 +21,25 @@ _BROKEN_SHARE = 0.1  # of a member's episodes that may be broken
 
 
 def evaluation(params: Params, problem: Problem[EnvSpec], trained: Sequence[Member], folder: Path) -> EnvEvaluation:
-    """Return an `EnvEvaluation`, which holds the members to score and makes the report of their scores."""
+    """Return an `EnvEvaluation`, which holds the members to score and makes the report of the scores.
+
+    `trained` has the trained members, the elite last, and `folder` is the project's folder.
+    """
     return EnvEvaluation(params, problem, trained)
 
 
 class EnvEvaluation:
-    """The part of the stage `evaluate` for environments: it holds the members to score, the elite last, and makes the
-    report."""
+    """The part of the stage `evaluate` for environments: it holds the members to score, and makes the report.
+
+    `trained` has the trained members, the elite last.
+    """
 
     def __init__(self, params: Params, problem: Problem[EnvSpec], trained: Sequence[Member]) -> None:
         self.params, self.problem, self.members = params, problem, list(trained)
 
     def told(self, played: Episodes, seeds: np.ndarray, stopped: Callable[[], bool]) -> Told:
-        """Return the report of the evaluation, from the episodes that were played with `seeds`.
+        """Return the report of the evaluation, from the episodes `played`, one for each of the seeds `[n]` and each
+        member. `stopped` is not called.
 
         Raises:
             EnvironmentFailed: too many of a member's episodes were broken by a fault of the environment.

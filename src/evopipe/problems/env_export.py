@@ -31,7 +31,8 @@ def write(
     """Export the elite: write policy.safetensors, policy.json, policy.pt2 (if `export.program`) and a model card into a
     folder.
 
-    `about` is added to policy.json, and so are the elite's held-out `scores`.
+    `about` (provenance and other facts, as JSON data) is added to policy.json, and so are the elite's held-out
+    `scores`.
 
     Raises:
         DiskError: a file cannot be written.
@@ -44,5 +45,5 @@ def write(
 
 
 def trained(folder: Path) -> list[Policy | TeamPolicy]:
-    """Load the members of `models/trained` as policies, in the order of slots."""
+    """Load the members of `models/trained` below the project's folder as policies, in the order of slots."""
     return policy.trained(folder)

@@ -19,11 +19,11 @@ from evopipe.types import Spaces
 
 
 def make_spec(params: Params, device: torch.device | None = None, spaces: Spaces | None = None) -> EnvSpec:
-    """Return the configuration of a run in an environment. If `spaces` is None, the environment is made once to read
-    its spaces.
+    """Return the configuration of a run in an environment. `device` is the device of the members' tensors, by default
+    the CPU. If `spaces` is None, the environment is made once to read its spaces.
 
     Raises:
-        ParamsError: see `spaces_of`.
+        ParamsError: the environment is unknown, or its spaces are not supported in general or by the algorithm.
     """
     device = device or torch.device("cpu")
     module, kernels = params.network, params.runtime.kernels
@@ -46,10 +46,10 @@ def make_spec(params: Params, device: torch.device | None = None, spaces: Spaces
 
 
 def spaces_of(env_config: EnvConfig, algo: str) -> Spaces:
-    """Make the environment once and return its spaces, as far as an algorithm needs them.
+    """Make the environment once and return its spaces, in the form that algorithms use. `algo` is the algorithm's name.
 
     Raises:
-        ParamsError: the environment is unknown, or its spaces are not supported in general or by this algorithm.
+        ParamsError: the environment is unknown, or its spaces are not supported in general or by the algorithm.
     """
     with opened(env_config) as env:
         spaces, _ = read_spaces(env)
@@ -67,7 +67,11 @@ def describe(spec: EnvSpec) -> dict[str, Any]:
 
 
 def settings_of(env: EnvConfig, algo: str, config: Any) -> dict[str, Any]:
-    """Return algorithm, configuration and environment as JSON data: what `describe` returns, without the spaces."""
+    """Return algorithm, configuration and environment as JSON data: what `describe` returns, without the spaces.
+
+    The arguments are the block `env` of the parameters, the algorithm's name, and the algorithm's block of the
+    parameters.
+    """
     own = set() if env.source is None else {"source"}
     place = env.model_dump(mode="json", include={"id", "kwargs", "wrappers", *own})
     return {"algo": algo, "config": config.model_dump(mode="json"), "env": place}

@@ -42,7 +42,15 @@ def problem_of(
 ) -> Problem[TextSpec]:
     """Return the `Problem` of a run of language models: its configuration, training loop and final evaluation.
 
-    Arguments and errors are those of `problems.problem_of`.
+    Args:
+        params: the parameters.
+        folder: the project's folder, which has the outputs of earlier stages.
+        alone: if True, the setting `auto` means no helper processes, because this process is one of many.
+        together: a `language.together.Together`, if several processes form one shard; else None.
+
+    Raises:
+        ParamsError: the base model cannot be used.
+        MissingInputError, DataError: the base model is missing or damaged.
     """
     runtime, judge = params.runtime, params.language.reward_model
     outside, sources = params.outside()
@@ -102,7 +110,8 @@ def describe(spec: TextSpec) -> dict[str, Any]:
 def regime_of(spec: TextSpec, clock: Clock, corpus: Corpus, learners: int = 1) -> Dialogue | TextRows:
     """Return the regime for the corpus: a training loop over dialogues, rows of text, or games.
 
-    At most `learners` processes compute the updates of small GPTs; other models are updated in this process.
+    `clock` has the run's counters. At most `learners` processes compute the updates of small GPTs; other models are
+    updated in this process.
     """
     if corpus.form == "reasoning":
         return Dialogue(spec, clock, corpus, _judge_of(spec.language, spec.device), _truth_of(spec.language))
@@ -112,13 +121,14 @@ def regime_of(spec: TextSpec, clock: Clock, corpus: Corpus, learners: int = 1) -
 
 
 def completer_of(spec: TextSpec, folder: Path, episodes: int) -> tuple[Completer, np.ndarray]:
-    """Return the object that completes prompts and scores completions, and the indices `[n]` of the final evaluation's
-    rows.
+    """Return an object that completes prompts and scores the completions, and the indices `[n]` of n rows to evaluate
+    it on.
 
-    The rows are `episodes` rows drawn from the corpus' test split.
+    The n = `episodes` rows of the final evaluation are drawn from the test split of the corpus below `folder`.
 
     Raises:
-        DataError, ParamsError: see `corpus_of`.
+        MissingInputError, DataError, ParamsError: the corpus does not exist, is damaged, or has too long rows, see
+            `corpus_of`.
     """
     corpus = corpus_of(folder, spec)
     rows = corpus.splits["test"]
@@ -127,16 +137,17 @@ def completer_of(spec: TextSpec, folder: Path, episodes: int) -> tuple[Completer
 
 
 def held_out_of(spec: TextSpec, folder: Path, episodes: int, of: tuple[Completer, np.ndarray] | None = None) -> HeldOut:
-    """Return the object that scores members in the final evaluation: by games, or by rows that were not trained on.
+    """Return the object that scores members in the final evaluation: by games, or by rows that no member was trained
+    on.
 
-    The evaluation's results also have figures by name in `more`. For games, the figures say which games were `won`; for
-    rewards from a reward model, the score by the task itself (`task`); for algorithms that learn from rows, their own
-    statistics.
+    The results of the object (`Episodes`) have further figures by name in `more`. For games, the figures say which
+    games were `won`; for rewards from a reward model, the score by the task itself (`task`); for algorithms that learn
+    from rows, the algorithm's own statistics.
 
     Args:
         spec: the configuration.
         folder: the project's folder.
-        episodes: the number of rows.
+        episodes: the number of rows that are evaluated.
         of: the result of `completer_of`; None to call that function. The evaluation of games does not need it.
     """
     if form_of(spec.algo) == "games":
@@ -165,10 +176,13 @@ def held_out_of(spec: TextSpec, folder: Path, episodes: int, of: tuple[Completer
 
 
 def make_spec(params: LanguageParams, device: torch.device | None = None) -> TextSpec:
-    """Load the base model, and return the configuration of a run of language models.
+    """Load the base model, and return the configuration of a run of language models. `device` is the device of the
+    tensors, by default the CPU.
 
     Raises:
-        ParamsError, MissingInputError, DataError: see `base_of`.
+        ParamsError: members are small GPTs, but the task has no games.
+        MissingInputError: the base model or the extra `language` is missing.
+        DataError: the base model is damaged.
     """
     device, cfg = device or torch.device("cpu"), settled(params.language, params.fetch.source)
     base = replace(base_of(cfg, params.seed, device), rows_at_once=params.runtime.rows_at_once)
@@ -176,7 +190,7 @@ def make_spec(params: LanguageParams, device: torch.device | None = None) -> Tex
 
 
 def spec_of(params: LanguageParams, base: Base, device: torch.device, cfg: LanguageConfig | None = None) -> TextSpec:
-    """Return the configuration of a run of language models over a loaded base model.
+    """Return the configuration of a run of language models over a base model that was loaded before.
 
     `cfg`, if given, replaces the block `language` of the parameters.
     """

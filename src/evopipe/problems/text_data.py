@@ -22,7 +22,7 @@ from evopipe.storage.files import write_json
 def fetch(params: LanguageParams, folder: Path) -> list[str]:
     """Run the stage `fetch`: write rows of text to `data/text.jsonl`, and `reports/fetch.json`.
 
-    The result is a list of remarks for the user.
+    `folder` is the project's folder. The result is a list of remarks for the user.
     """
     cfg, source, form = params.language, params.fetch.source, form_of(get(params.train.algo))
     if source == "generate":
@@ -44,7 +44,7 @@ def fetch(params: LanguageParams, folder: Path) -> list[str]:
 def buffer(params: LanguageParams, folder: Path) -> list[str]:
     """Run the stage `buffer`: tokenise `data/text.jsonl`, split it, and write `data/tokens` and `reports/buffer.json`.
 
-    Rows that are too long are left out. The result is a list of remarks for the user.
+    Rows that are too long are left out. `folder` is the project's folder. The result is a list of remarks for the user.
     """
     cfg, form = settled(params.language, params.fetch.source), form_of(get(params.train.algo))
     path = layout.need(folder, layout.TEXT)
@@ -94,7 +94,9 @@ def task_of(cfg: LanguageConfig) -> Any:
     """Return the task that `language.task` names.
 
     Raises:
-        ParamsError: see `language.tasks.get`.
+        ParamsError: there is no such task, or it does not take the configured arguments.
+        MissingInputError: the task needs a package that is not installed.
+        EnvironmentFailed: a user's module or class raised an exception, or ran for more than 60 seconds.
     """
     return tasks.get(cfg.task, cfg.kwargs)
 
@@ -112,13 +114,16 @@ def settled(cfg: LanguageConfig, source: str) -> LanguageConfig:
 
 
 def base_of(cfg: LanguageConfig, seed: int, device: torch.device | None = None) -> Base:
-    """Load and return the base model.
+    """Load and return the base model that the block `language` (`cfg`) names.
+
+    `seed` draws the weights of a `tiny` model.
 
     Small GPTs have no base model; the result then has no weights, and holds only the tokens of the task's games.
 
     Raises:
         ParamsError: members are small GPTs, but the task has no games.
-        MissingInputError, DataError: see `load_base`.
+        MissingInputError: the base model or the extra `language` is missing.
+        DataError: a file of the base model is damaged.
     """
     if cfg.model != "gpt":
         return load_base(cfg, seed, device)
@@ -129,8 +134,9 @@ def base_of(cfg: LanguageConfig, seed: int, device: torch.device | None = None) 
 
 
 def need_places(cfg: LanguageConfig, algo: Algorithm, config: Any, base: Base) -> None:
-    """Check that the longest row fits into the context of the base model: prompt, completion, and a head's token if
-    any.
+    """Check that the longest row of prompt and completion fits into the context of the base model.
+
+    If the algorithm, by its configuration `config`, has a head that reads the end of a row, one more token must fit.
 
     Raises:
         ParamsError: the row would be too long.

@@ -31,12 +31,17 @@ _SHOWN = 12  # prompts of which the completions are written down, or games
 def evaluation(
     params: LanguageParams, problem: Problem[TextSpec], trained: Sequence[Member], folder: Path
 ) -> TextEvaluation:
-    """Return a `TextEvaluation`, which holds the members to score and makes the report of their scores."""
+    """Return a `TextEvaluation`, which holds the members to score and makes the report of the scores.
+
+    `trained` has the trained members, the elite last, and `folder` is the project's folder.
+    """
     return TextEvaluation(params, problem, trained, folder)
 
 
 class TextEvaluation:
     """The part of the stage `evaluate` for language models: it holds the members to score, and makes the report.
+
+    `trained` has the trained members, and `folder` is the project's folder.
 
     The elite is the last trained member. The base model follows the elite as one more member, for comparison; for games
     there is no base model.

@@ -35,7 +35,8 @@ def write(
     """Export the elite: its adapter in PEFT's format, the merged model (if `export.merged`), policy.json and a model
     card.
 
-    `about` is added to policy.json, and so are the held-out `scores` of the elite and of the base model.
+    `about` (provenance and other facts, as JSON data) is added to policy.json, and so are the held-out `scores` of the
+    elite and of the base model.
 
     Raises:
         DiskError: a file cannot be written.

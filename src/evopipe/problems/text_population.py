@@ -37,7 +37,8 @@ def begun(params: LanguageParams) -> tuple[TextSpec, list[Member], list[Mutation
 def members_of(params: LanguageParams, spec: TextSpec) -> tuple[list[Member], list[Mutation]]:
     """Return the initial members of a run, and the mutation that made each.
 
-    `population.start` is used as in `begun`.
+    If `population.start` names the members of an earlier run, an adapter, or an exported player of games, the members
+    continue from these.
 
     Raises:
         MissingInputError: the files of `population.start` are missing.

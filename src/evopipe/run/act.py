@@ -31,11 +31,11 @@ def act(
     A diverged member's environments continue with random legal actions, because its network's outputs mean nothing.
 
     Args:
-        spec: configuration.
+        spec: the run's configuration.
         cohorts: the members, in groups whose networks are computed as one batch.
         obs: `[P · E, O]` float32, rows in the order of slots.
         legal: `[P · E, A]` bool, the legal actions.
-        epsilon: exploration rate.
+        epsilon: the exploration rate.
         tick: the number of this step; together with the members' keys it fixes the random draws.
         places: for each cohort the indices of its members among these P, or `EVERYONE` if there is one cohort with all
             of them in order; None uses the members' slots.
@@ -52,7 +52,7 @@ EVERYONE = [slice(None)]
 
 
 def places_of(cohorts: Sequence[Cohort]) -> list[list[int]]:
-    """Return the indices of each cohort's members in the list of all cohorts' members, ordered by slot.
+    """Return for each cohort the indices of its members in the list of all cohorts' members that is ordered by slot.
 
     A cohort is a group of members whose networks are computed as one batch.
     """
@@ -63,7 +63,8 @@ def places_of(cohorts: Sequence[Cohort]) -> list[list[int]]:
 def choosers(
     spec: EnvSpec, cohorts: Sequence[Cohort], rows: np.ndarray, places: Sequence[Sequence[int]]
 ) -> list[Chooser] | None:
-    """Return one object for each cohort, which chooses its members' actions with exploration by the native kernels.
+    """Return one object for each cohort, which chooses the actions of the cohort's members with exploration, by the
+    native kernels.
 
     The result is None if the kernels cannot do it, and torch has to choose the actions.
 
@@ -87,8 +88,10 @@ def choosers(
 
 
 def by_row(spec: EnvSpec, actions: np.ndarray) -> np.ndarray:
-    """Reshape members' actions `[P, E, …]` to the rows of a pool, `[P · E, …]`; for a team, `[P, E · K, …]` to `[P · E,
-    K, …]`."""
+    """Reshape members' actions `[P, E, …]` (P members, E environments each) to the rows of a pool, `[P · E, …]`.
+
+    For a team of K agents, actions `[P, E · K, …]` become `[P · E, K, …]`.
+    """
     return actions.reshape(-1, *spec.spaces.by_agent, *actions.shape[2:])
 
 
@@ -96,12 +99,15 @@ def take_note(
     cohorts: Sequence[Cohort], obs: np.ndarray, alive: np.ndarray | None = None,
     places: Sequence[Any] | None = None,
 ) -> None:  # fmt: skip
-    """Update every member's observation normaliser with the observations `[P · E, O]` that the member is about to act
-    on.
+    """Update every member's observation normaliser with the observations that the member is about to act on.
 
-    The observations are in the order of slots. Call this once before each step of the members, and never in an
-    evaluation. A team's observations are `[P · E, K, O]`, and `alive` `[P · E, K]` says which agents are present.
-    `places` is as in `act`.
+    Call this once before each step of the members, and never in an evaluation.
+
+    Args:
+        cohorts: the P members, in groups whose networks are computed as one batch.
+        obs: `[P · E, O]`, or `[P · E, K, O]` for a team, the observations in the order of slots.
+        alive: for a team, `[P · E, K]`, which agents are present; None if all are.
+        places: for each cohort the indices of its members among these P; None uses the members' slots.
     """
     for i, cohort in enumerate(cohorts):
         if cohort.normaliser is not None:

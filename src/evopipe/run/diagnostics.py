@@ -16,9 +16,9 @@ _PREFIX, _BEGUN = "signal.", "signals.begun"
 
 
 class Diagnostics:
-    """The training signals of the current generation (losses, gradient norms and so on), for `P` slots.
+    """The training signals of the current generation (losses, gradient norms and so on), for `P` = `members` slots.
 
-    Of each signal the mean over the generation and the last value are kept. Signals are shown to users; no result
+    For each signal, the mean over the generation and the last value are kept. Signals are shown to users; no result
     depends on them.
 
     Attributes:

@@ -103,7 +103,7 @@ class _Stopwatch:
 class Saver:
     """An object that saves checkpoints of a run every `seconds` seconds.
 
-    It saves less often if saving would take more than a hundredth of the time (`SAVE_SHARE`).
+    The object saves less often if saving would take more than a hundredth of the time (`SAVE_SHARE`).
     """
 
     def __init__(self, run: Run[Any], store: CheckpointStore, seconds: float) -> None:

@@ -39,11 +39,12 @@ def evaluate(
     Args:
         spec: configuration.
         cohorts: the members, `P` in all, in groups whose networks are computed as one batch.
-        pool: environments, at least `P`; each member uses `rows // P` of them at a time.
+        pool: environments, at least `P`; each member uses up to `pool.rows // P` of them at a time.
         seeds: `[n]`, the same for all members.
         cap: the most steps of an episode; None for no cap.
         stopped: a function that is called at every step and returns True to stop the evaluation.
-        note: a function that is called with the data of every step, see `Note`; None for no call.
+        note: a function that is called with the data of every step, with the arguments of `Watch.note`; None for no
+            call.
 
     Raises:
         Stopped: `stopped` returned True.
@@ -122,20 +123,33 @@ class Watch(Protocol):
         self, slots: np.ndarray, rows: np.ndarray, episodes: np.ndarray, obs: np.ndarray, legal: np.ndarray,
         actions: np.ndarray, step: RowStep,
     ) -> None:  # fmt: skip
-        """Receive the data of one step of an evaluation. The arguments are explained at `Note`."""
+        """Receive the data of one step of an evaluation, in which n environments step.
+
+        Args:
+            slots: `[n]`, the slot of the member that acts in each environment.
+            rows: `[n]`, the index of each environment in the pool.
+            episodes: `[n]`, the number of the episode that each environment plays, an index of the evaluation's seeds.
+            obs: `[n, O]`, the observations before the step.
+            legal: `[n, A]`, the legal actions before the step.
+            actions: `[n, …]`, the actions.
+            step: the results of the step; `truncated` is True too where the evaluation ended an episode at its cap.
+        """
 
 
 @dataclass(frozen=True)
 class HeldOut:
     """An object that scores members in the final evaluation, made of two functions. It implements `Scoring`.
 
-    Shards that only evaluate use it in place of a `Regime`, whose attributes `warm`, `whole`, `threshold` and `remarks`
-    it has with values that say nothing.
+    Shards that only evaluate use this object in place of a `Regime`. Because it does not train, its other attributes
+    have constant values.
 
     Attributes:
         evaluate: the function that plays the episodes, see `Scoring.evaluate`.
         close: the function that closes the environments.
-        warm, whole, threshold, remarks: as in `Regime`.
+        warm: the number of transitions in memory at the start, 0.
+        whole: whether the state may be saved, True.
+        threshold: the score at which the task is solved, None.
+        remarks: sentences for the user, none.
     """
 
     evaluate: Callable[[Sequence[Cohort], np.ndarray, Callable[[], bool]], Episodes]
@@ -152,9 +166,15 @@ class HeldOut:
 def in_environments(
     spec: EnvSpec, env: EnvConfig, members: int, rows: int, cap: int | None, workers: Workers | None = None
 ) -> HeldOut:
-    """Open environments for the final evaluation of `members` members, `rows` environments for each; return the scorer.
+    """Open environments for the final evaluation, and return the object that scores members in these environments.
 
-    `cap` is the most steps of an episode, None for no cap.
+    Args:
+        spec: the run's configuration.
+        env: the configuration of the environments, which may be another build than that of training.
+        members: the number of members.
+        rows: the number of environments for each member.
+        cap: the most steps of an episode; None for no cap.
+        workers: worker processes that step the environments; None steps them in this process.
     """
     pool, play = _opened(spec, env, members * rows, workers)
     return HeldOut(lambda cohorts, seeds, stopped: play(spec, cohorts, pool, seeds, cap, stopped), pool.close)
@@ -169,9 +189,19 @@ def _opened(spec: EnvSpec, env: EnvConfig, rows: int, workers: Workers | None) -
 
 
 class Evaluator:
-    """The evaluation of a run's `P` members during training, with the environments that it uses.
+    """The evaluation of a run's members during training, with the environments that it uses.
 
-    With `on_host` the environments run on the host, and `watch` may be set to an object that receives every step.
+    Call it like `Scoring.evaluate`.
+
+    Args:
+        spec: the run's configuration.
+        members: the number of members.
+        workers: worker processes that step the environments; None steps them in this process.
+        on_host: whether the environments run on the host even if they could be tensors on a device.
+
+    Attributes:
+        watch: an object that receives every step, or None. Set it only if `on_host` is True.
+        pool: the environments.
     """
 
     def __init__(self, spec: EnvSpec, members: int, workers: Workers | None = None, on_host: bool = False) -> None:

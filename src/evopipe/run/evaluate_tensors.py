@@ -27,9 +27,21 @@ _SECONDS = 0.01  # that a call of C takes, about
 def evaluate_tensors(
     spec: EnvSpec, cohorts: Sequence[Cohort], pool: Any, seeds: np.ndarray, cap: int | None, stopped: Callable[[], bool]
 ) -> Episodes:
-    """Play one greedy episode for each seed with every member, in environments that are tensors (`TensorPool`).
+    """Play one greedy episode for each seed with every member, in environments that are tensors; return the results.
 
-    Arguments, result and errors are those of `evaluate`. On the CPU the results equal those of `evaluate` to the bit.
+    On the CPU the results equal those of `evaluate` to the bit.
+
+    Args:
+        spec: the run's configuration.
+        cohorts: the members, `P` in all, in groups whose networks are computed as one batch.
+        pool: the environments, a `TensorPool`; each member uses up to `pool.rows // P` of them at a time.
+        seeds: `[n]`, the same for all members.
+        cap: the most steps of an episode; None for no cap.
+        stopped: a function that is called again and again and returns True to stop the evaluation.
+
+    Raises:
+        Stopped: `stopped` returned True.
+        EnvironmentFailed: an environment raised or broke its contract.
     """
     device, agents, n = pool.device, spec.spaces.agents, len(seeds)
     slots = sorted(slot for cohort in cohorts for slot in cohort.slots)

@@ -20,8 +20,9 @@ TIMING = ("generation", "seconds", "env_steps", "eval_steps")
 def write_results(run: Run[Any], champion: Champion, about: Mapping[str, Any], folder: Path) -> None:
     """Write all outs of a finished run except its timing: trained members, lineage, learning curve, signals, summary.
 
-    The elite is stored after the members, as the last one. `about` is JSON data that identifies the algorithm and the
-    environment or base model, see `about_spec`. No out holds a clock time, so that equal runs write equal bytes.
+    `folder` is the project's folder. The elite, `champion`, is stored after the members, as the last one. `about` is
+    JSON data that identifies the algorithm and the environment or base model, as `about_spec` returns it. No out holds
+    a clock time, so that equal runs write equal bytes.
     """
     elite = {
         "id": champion.member.id,
@@ -63,11 +64,13 @@ def write_results(run: Run[Any], champion: Champion, about: Mapping[str, Any], f
 
 
 def write_timing(log: Path, curve: Sequence[Sequence[Any]], folder: Path) -> None:
-    """Write the seconds that each generation took, from a run's log of events and its learning curve `curve`. No other
+    """Write the seconds that each generation took, from a run's log of events and its learning curve.
+
+    `log` is the path of the log, `curve` has a row for each generation, and `folder` is the project's folder. No other
     out has clock times.
 
-    A run that was killed repeats what came after its last checkpoint, so the last entry of a generation counts. If a
-    run was stopped and continued within a generation, the seconds and steps of the second process are written.
+    A run that was killed repeats what came after its last checkpoint, so the last log entry of a generation counts. If
+    a run was stopped and continued within a generation, the seconds and steps of the second process are written.
     Generations that are missing in the log are left out.
     """
     rows: dict[int, tuple[int, float, int, int]] = {}

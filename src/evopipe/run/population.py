@@ -22,7 +22,9 @@ def about_spec(spec: Spec) -> dict[str, Any]:
 
 
 def read_members(folder: Path, out: Path, spec: Spec) -> tuple[list[Member], dict[str, Any]]:
-    """Read the members that an earlier stage stored in `out`, and the metadata stored with them.
+    """Read the members that an earlier stage stored, and the metadata stored with the members.
+
+    `folder` is the project's folder, and `out` the path in it to which the stage wrote.
 
     Raises:
         MissingInputError: the out does not exist.
@@ -33,17 +35,19 @@ def read_members(folder: Path, out: Path, spec: Spec) -> tuple[list[Member], dic
 
 
 def read_population(folder: Path, spec: Spec) -> tuple[list[Member], list[Mutation]]:
-    """Read the members that training starts with, and the mutation that made each.
+    """Read the members that training starts with, and the mutation that made each. `folder` is the project's folder.
 
     Raises:
-        MissingInputError, DataError: see `read_members`.
+        MissingInputError: the stage `population` has not run.
+        DataError: the members are damaged, or were written for another algorithm, environment or base model.
     """
     found, about = read_members(folder, layout.POPULATION, spec)
     return found, read_births(about.get("mutations"), len(found))
 
 
 def read_start(folder: Path, spec: Spec, remedy: str) -> list[Member]:
-    """Read the trained members of an earlier run, from which a new run continues.
+    """Read the trained members of an earlier run in `folder`, from which a new run with the configuration `spec`
+    continues.
 
     The elite is the first of the list. Members that diverged are left out.
 

@@ -26,16 +26,17 @@ class Problem(Generic[JobT]):
     """The description of what a run works on: an environment, a team, a corpus of text or users' agents, with an
     algorithm.
 
-    Code that differs between these kinds is in the functions of the description.
+    Code that differs between these four kinds is in the functions of the description.
 
     Attributes:
         spec: the configuration.
         live: builds the regime from the run's clock and the members' keys `[P]`; raises MissingInputError or DataError
             if the data to learn from is missing or damaged.
-        held_out: builds the scorer of the final evaluation, from the number of members and of environments for each.
+        held_out: builds the scorer of the final evaluation, from the number of members and the number of environments
+            for each member.
         described: returns the part of a policy's description that depends on the problem, as JSON data.
         values: the parameters that the result depends on.
-        inputs: returns the files and folders that the result depends on, beside code and members; raises
+        inputs: returns the files and folders that the result depends on, in addition to code and members; raises
             MissingInputError if one is missing.
         less: the parameters to lower if memory runs out, as text for an error message.
         neighbours: how many members share a replay buffer, and must therefore be in one shard (process).

@@ -30,9 +30,9 @@ Play = Callable[[Sequence[int], slice], np.ndarray]
 
 
 def looks(n: int) -> Iterator[slice]:
-    """Yield consecutive slices of `n` episodes: the episodes to be played before each comparison of the members.
+    """Yield consecutive slices of `n` episodes: those to be played before each comparison of a race's members.
 
-    The comparisons are after 4, 8, 16 … and n episodes.
+    Members are compared after 4, 8, 16 … and n episodes.
     """
     first = 0
     while first < n:
@@ -44,7 +44,9 @@ def looks(n: int) -> Iterator[slice]:
 def race(
     play: Play, racers: Sequence[int], met: Sequence[Sequence[int]], members: int, n: int, bar: float = -math.inf
 ) -> np.ndarray:
-    """Evaluate members in a race, and return their returns `[P, k]`.
+    """Evaluate members in a race, and return their returns `[P, k]` of k episodes.
+
+    A member stops playing as soon as its rank can change no decision.
 
     A racer's row has the returns of the episodes that it played, and estimates of the rest. Rows of other members are
     NaN.
@@ -54,8 +56,9 @@ def race(
         racers: the members that take part.
         met: `[T, m]`, the m members that meet in each of T tournaments.
         members: `P`.
-        n: the most episodes; the leader plays `k` of them.
-        bar: the mean return that the leader must reach to be confirmed.
+        n: the most episodes. The leader plays all k episodes.
+        bar: the mean return from which on the leader is confirmed. If the leader is clearly below it, k is less than n,
+            else k = n.
     """
     returns, played = np.full((members, n), np.nan), np.zeros(members, np.int64)
     decides = np.eye(members, dtype=bool)  # [P, P], pairs whose order matters
@@ -100,26 +103,31 @@ def hopeless(returns: np.ndarray, bar: float, n: int, least: int = 2 * _FIRST, e
 
 
 def batches(n: int) -> Iterator[slice]:
-    """Yield slices of `n` episodes: those to be played before each look at a confirmation."""
+    """Yield consecutive slices of `n` episodes: those to be played before each check whether a confirmation may end.
+
+    A confirmation is the second, longer evaluation of a new best member.
+    """
     return (slice(first, min(first + _BATCH, n)) for first in range(0, n, _BATCH))
 
 
 def reached(returns: np.ndarray, bar: float, lowest: float, n: int, errors: float = 0.0) -> bool:
-    """Return whether returns `[k]` imply that the mean of all `n` episodes, less so many standard errors of it, will be
-    at or above a bar.
+    """Return whether the returns `[k]` of the first episodes show that the mean of all `n` episodes will be at or above
+    `bar`.
 
-    It is a test by betting, without replacement (Waudby-Smith & Ramdas, 2020, https://arxiv.org/abs/2006.04347). If the
-    mean of all were below the bar, the mean of those to come would be below m = (n · bar − sum so far) / (n − k). Who
-    bets all on the next return x has (x − lowest) / (m − lowest) times as much then: no more than before on average. So
-    he ever has twenty times as much in at most one case of twenty (Ville's inequality), however often one looks.
+    This is a test by betting without replacement (Waudby-Smith & Ramdas, 2020, https://arxiv.org/abs/2006.04347). It is
+    wrongly True in at most one case of twenty, however often it is repeated as episodes end. At each return x, a
+    bettor's capital is multiplied by (x − lowest) / (m − lowest). Here m is the mean that the episodes from x on must
+    have to bring the mean of all to the bar. The result is True if the capital is twenty-fold, or if an m is not above
+    `lowest`, so that the bar will be reached for certain. If the mean of all were below the bar, the capital would not
+    grow on average, and would rarely be twenty-fold (Ville's inequality).
 
     Args:
-        returns: those played, in the order of their seeds; one that is not finite counts as the lowest.
+        returns: the returns so far, in the order of the seeds; one that is not finite counts as `lowest`.
         bar: the mean to be reached.
-        lowest: what no return is below.
-        n: how many episodes there are in all.
-        errors: standard errors by which the mean must clear the bar, now and, as if one more episode had the lowest
-            return, at the end.
+        lowest: a number that no return is below. If a return equals it, the result is False.
+        n: the number of all episodes.
+        errors: the number of standard errors by which the mean so far and the mean of all episodes must exceed `bar`.
+            The standard error of the mean of all is estimated as if one more episode had the return `lowest`.
     """
     found = np.where(np.isfinite(returns), returns, lowest)
     if found.min() <= lowest or found.mean() - errors * standard_error(found) < bar:

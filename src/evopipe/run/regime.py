@@ -30,8 +30,8 @@ class Setup:
         spec: the configuration.
         clock: the run's counters.
         keys: `[P]`, the members' random keys.
-        warm: the dataset, as transitions: offline all that is learned from, else in the replay buffer before the first
-            step; None for no dataset.
+        warm: the dataset, as transitions: the only data of an offline run, else the first content of the replay
+            buffers; None for no dataset.
         workers: worker processes that step the environments; None steps them in this process.
         learners: the number of processes that may compute updates, including this one.
     """

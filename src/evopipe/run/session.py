@@ -35,10 +35,12 @@ _ENDINGS = {"target": "target reached", "max_steps": "all steps taken"}
 
 
 def begin(problem: Problem[JobT], members: Sequence[Member], births: Sequence[Mutation] | None = None) -> Run[JobT]:
-    """Return a run at its beginning, with these members.
+    """Return a run that has not trained yet, with the given initial members.
+
+    `births` has the mutation that made each member; None if there were none.
 
     Raises:
-        MissingInputError, DataError: see `Problem.live`.
+        MissingInputError, DataError: the data to learn from is missing or damaged.
     """
     clock = Clock.of(problem.spec, len(members))
     regime = problem.live(clock, np.array([member.key for member in members]))
@@ -46,7 +48,8 @@ def begin(problem: Problem[JobT], members: Sequence[Member], births: Sequence[Mu
 
 
 def key_of(problem: Problem[Any], folder: Path) -> str:
-    """Return a hash of everything that the result of the stage `train` depends on: parameters, input files and code."""
+    """Return a hash of everything that the result of the stage `train` depends on: parameters, input files and code.
+    `folder` is the project's folder."""
     return content_key(problem.values, [layout.need(folder, layout.POPULATION), *problem.inputs(), CODE])
 
 
@@ -55,10 +58,10 @@ class Home:
     """The folders and lock files that a run uses.
 
     Attributes:
-        folder: the folder for its outs.
-        state: the folder for its log, its tracking record and its checkpoints.
+        folder: the folder for the run's outs.
+        state: the folder for the run's log, tracking record and checkpoints.
         seconds: the least time between two checkpoints.
-        locks: files that are locked, so that no other process can run here.
+        locks: files that the run locks, so that no other process uses these folders.
         checkpoints: another folder for the checkpoints; None uses a folder in `state`.
         project: the project's folder for trackers; None if it is `folder`.
     """
@@ -75,7 +78,8 @@ class Home:
         """Return the folders and locks that the stage `train` uses.
 
         The name of the state folder is a hash of everything that the run depends on, so that different runs never share
-        a state. Only one run at a time may write below `folder`, whatever its parameters.
+        a state. Only one run at a time may write below the project's folder `folder`, whatever its parameters.
+        `seconds` is the least time between two checkpoints.
         """
         key = key_of(problem, folder)  # what is missing is told before anything is written
         outputs = state_folder("locks", content_key({"outputs": folder.absolute()}), folder)
@@ -85,7 +89,8 @@ class Home:
     def store(self, parts: int) -> CheckpointStore:
         """Return the store of checkpoints for a run that is divided into `parts` shards; 0 for none.
 
-        A run with another number of shards has another store, because it cannot use these checkpoints.
+        A run that is divided into another number of shards has another store, because it cannot use the checkpoints of
+        this one.
         """
         name = f"checkpoints-{parts}" if parts else "checkpoints"
         return CheckpointStore(self.checkpoints or self.state / name)
@@ -224,8 +229,8 @@ class Session(Generic[JobT]):
         warn(self.tracker, run.regime.remarks)
 
     def write(self, champion: Champion) -> None:
-        """Write all outs of the finished run into `home.folder`, and report the overhead of its shards to the
-        tracker."""
+        """Write all outs of the finished run, with its best member `champion`, into `home.folder`, and report the
+        overhead of shards, if any, to the tracker."""
         if account := getattr(self.run.regime, "account", None):
             self.tracker.emit(Message("info", account))
         measures = getattr(self.run.regime, "measures", None)

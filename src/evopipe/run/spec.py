@@ -120,13 +120,13 @@ class Spec(ABC):
 
     @property
     def racing(self) -> bool:
-        """Whether evaluation is a race, in which a member stops playing once its rank can change no decision (see
-        `race`)."""
+        """Whether evaluation is a race, in which a member stops playing once its rank can change no decision."""
         return False
 
     @property
     def sequential(self) -> bool:
-        """Whether a confirmation ends as soon as it is clear how it will end."""
+        """Whether a confirmation, the second and longer evaluation of a new best member, ends as soon as its outcome is
+        clear."""
         return False
 
     @property
@@ -152,7 +152,7 @@ class Spec(ABC):
 
     @property
     def kinds(self) -> dict[str, tuple[str, str]]:
-        """A pair (kind, network) for each tensor of a member, by the tensor's name, see `tensor_kinds`.
+        """A pair (kind, network) for each tensor of a member, by the tensor's name, as `tensor_kinds` returns it.
 
         The kind says how the tensor depends on the network's architecture, for example that it holds the network's
         parameters.
@@ -322,13 +322,13 @@ class EnvSpec(Spec):
 
     @property
     def racing(self) -> bool:
-        """Whether evaluation is a race, in which a member stops playing once its rank can change no decision (see
-        `race`)."""
+        """Whether evaluation is a race, in which a member stops playing once its rank can change no decision."""
         return self.train.evaluation == "race"
 
     @property
     def sequential(self) -> bool:
-        """Whether a confirmation ends as soon as it is clear how it will end."""
+        """Whether a confirmation, the second and longer evaluation of a new best member, ends as soon as its outcome is
+        clear."""
         return self.train.confirmation == "sequential"
 
     @property
@@ -460,8 +460,13 @@ def fresh(
 ) -> list[Member]:  # fmt: skip
     """Return new members, one for each slot, with initial weights drawn from their keys.
 
-    `values` has, for each member, the hyper-parameters that differ from the configuration. `arch` replaces the
-    configured architecture.
+    Args:
+        spec: the run's configuration.
+        slots: the members' slots (places in the population).
+        ids: the members' ids, which differ within a run.
+        keys: the members' random keys.
+        values: for each member, the hyper-parameters that differ from the configuration, by name.
+        arch: the architecture; None for the configured one.
     """
     arch = arch or spec.architecture()
     hyper = {name: getattr(spec.algo_config, name) for name in evolvable(spec.algo.Config)}
@@ -474,7 +479,7 @@ def fresh(
 
 
 def first_members(spec: Spec, size: int) -> tuple[list[Member], list[Mutation]]:
-    """Return the initial population, and the mutation that made each member.
+    """Return the initial population of `size` members, and the mutation that made each member.
 
     Members are mutated only if `evolution.mutation.before_training` is True. For search strategies that draw
     hyper-parameters, the members' values are drawn from the search space; those of the first member follow

@@ -31,9 +31,9 @@ class Tally:
 
     Attributes:
         sums: `[3 + K, P]` float64: returns, lengths, number of episodes, and each agent's returns.
-        running: `[2 + K, R]` float64: return and length so far of the running episodes, and each agent's return.
-            The memory of `sums` and `running` never changes.
-        score: how a team's return is made of its agents' returns.
+        running: `[2 + K, R]` float64: return and length so far of the running episodes, and each agent's return. The
+            memory of `sums` and `running` never changes.
+        score: whether a team's return is the `sum` or the `mean` of the agents' returns.
     """
 
     score: Literal["sum", "mean"] = "sum"
@@ -70,8 +70,8 @@ class Tally:
     def settle(self, good: Tensor | None = None) -> None:
         """Add all stored rewards and episodes to `sums`.
 
-        `good` `[R]` bool may be given if exactly one step was added since the last call. Of the episodes that ended in
-        this step, only those of environments for which it is True count.
+        `good` `[R]` bool may be given if exactly one step was added since the last call. An episode that ended in this
+        step then counts only if its environment's entry is True.
         """
         if self._whole:
             slots, returns, lengths, *own = (np.concatenate(each) for each in zip(*self._whole, strict=True))

@@ -40,12 +40,13 @@ class TextSpec(Spec):
 
     @property
     def name(self) -> str:
-        """The names of task and base model, which lists of runs show."""
+        """The name of the task and, in brackets, that of the base model, as lists of runs show them."""
         return f"{self.language.task} ({self.language.model})"
 
     @property
     def made_for(self) -> Mapping[str, Any]:
-        """The digest of the base model as JSON data: it identifies what members are made for besides the algorithm."""
+        """The digest (hash) of the base model as JSON data, which identifies what members are made for besides the
+        algorithm."""
         return {"base": self.base.digest}
 
     @property
@@ -70,15 +71,15 @@ class TextSpec(Spec):
         return found if self.base.length else {**found, self.algo.POLICY: Adapted.of(self.base)}
 
     def architecture(self) -> Architecture:
-        """Return the architecture that initial members have: a small GPT, an adapter of low rank, or all of the base's
-        weights."""
+        """Return the architecture that initial members have: a small GPT, an adapter of low rank, or all of the base
+        model's weights."""
         if self.base.length:
             return self.begun or GPT.start(self.language.gpt, self.base.length)
         return Full() if self.language.full else LoRA(self.language.rank, self.language.scale)
 
     def integer(self, member: Member, name: str) -> int:
-        """Return the value of an integer hyper-parameter such as `group_size`: the member's own, else the configured
-        one, else 1."""
+        """Return the value of an integer hyper-parameter such as `group_size`: the member's own value, else the
+        configured value, else 1."""
         return int(member.hyper.get(name, getattr(self.algo_config, name, 1)))
 
     def pace(self, member: Member) -> Pace:

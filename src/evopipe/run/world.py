@@ -64,13 +64,19 @@ class Ended:
 class World:
     """The environments on the host in which a population trains: a pool of `P · E` rows, E for each of P members.
 
-    Each episode is begun with a seed of its own, drawn from the member's key `[P]`. For a team, members see the agents
-    as adjacent rows, `[P, E · K]` in place of `[P, E]`. Only living members (those that train now) step; in the
+    Each episode is begun with a seed of its own, drawn from the member's key. For a team of K agents, members see the
+    agents as adjacent rows, `[P, E · K]` in place of `[P, E]`. Only living members (those that train now) step; in the
     methods, P counts only living members. The environments of all other members stay as they are.
 
+    Args:
+        spec: the run's configuration.
+        keys: `[P]`, the members' random keys.
+        clock: the run's counters.
+        pool: the environments, those of one member after another.
+
     Attributes:
-        rows: the rows of living members; None if all members train.
-        begun: `[R]`, how many episodes each row has begun.
+        rows: the indices of living members' rows in the pool; None if all members train.
+        begun: `[R]`, the number of episodes that each of the R rows of the pool has begun.
         pending: actions that were chosen and not yet taken; None if there are none.
     """
 
@@ -113,14 +119,17 @@ class World:
             self.ended.forget(slots)
 
     def renew(self, slots: Sequence[int]) -> np.ndarray:
-        """Begin new episodes in all environments of these slots; return the indices of the environments in the pool."""
+        """Begin new episodes in all environments of these slots; return the indices of these environments in the
+        pool."""
         rows = rows_in(slots, self._clock.envs)
         self._begin(rows)
         return rows
 
     def own(self, x: np.ndarray) -> np.ndarray:
-        """Return the rows of an array `[P · E, …]` that belong to living members, which are the members that train
-        now."""
+        """Return the rows of an array that belong to living members (those that train now).
+
+        The array `x` has a row for each environment of all members; the result is `[P · E, …]` for P living members.
+        """
         return x if self.rows is None else x[self.rows]
 
     def observed(self) -> list[Tensor]:
@@ -133,13 +142,17 @@ class World:
         return [self._by_member(self.own(x)) for x in (self.pool.obs, self.pool.mask, self.pool.begins, *there)]
 
     def actions(self, chosen: Sequence[Tensor]) -> np.ndarray:
-        """Return the actions that all cohorts chose, `[P, E, …]` each, as one array `[P · E, …]` for the pool."""
+        """Return the actions of all cohorts as one array `[P · E, …]` for the pool.
+
+        `chosen` has the actions of each cohort, `[p, E, …]` for the p members of that cohort; P counts the members of
+        all cohorts.
+        """
         actions = by_row(self._spec, gather(chosen, self._places))
         return actions if self._team is None else self.pool.taken(actions, self.rows)
 
     def decide(self, cohorts: Sequence[Cohort], epsilon: float) -> None:
-        """Choose the actions of off-policy members with exploration, store them in `pending`, and update the
-        normalisers."""
+        """Choose the actions of off-policy members with exploration rate `epsilon`, store the actions in `pending`, and
+        update the normalisers with the observations."""
         if self._choosers is not None and build.chosen() is not None:
             for choose in self._choosers:
                 choose(*self._looks, self._clock.tick, epsilon)
@@ -160,7 +173,8 @@ class World:
         return self.pool.step(actions, self.rows)
 
     def gave(self, step: RowStep) -> list[Tensor]:
-        """Return the results of a step: next observation, reward, terminated, truncated and broken, `[P, E, …]` each.
+        """Return the results of the step `step` as tensors: next observation, reward, terminated, truncated and broken,
+        `[P, E, …]` each.
 
         For a team `next_alive` follows. `broken` is True where nothing can be learned from the step: a number is not
         finite, no action is legal, or an agent had left or its action was set by the environment.
@@ -173,7 +187,7 @@ class World:
         return [self._by_member(x) for x in (*gave, broken | self._idle, next_alive)]
 
     def end(self, step: RowStep) -> None:
-        """Count a finished step, add the episodes that ended to the statistics, and begin new episodes."""
+        """Count the finished step `step`, add the episodes that ended to the statistics, and begin new episodes."""
         self.pending = None
         over = np.flatnonzero(step.over)
         if len(over):
@@ -205,7 +219,7 @@ class World:
         return {**kept, **chosen, **means, **self.tally.state(), "episodes": torch.from_numpy(self.begun.copy())}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> np.ndarray:
-        """Restore the state that `state` returned.
+        """Restore the state from the tensors that `state` returned.
 
         The result has the indices of environments whose episodes could not be restored; new episodes were begun in
         these environments.
@@ -231,7 +245,7 @@ def rows_in(slots: Sequence[int], envs: int) -> np.ndarray:
 def rows_of(cohorts: Sequence[Cohort], clock: Clock) -> tuple[np.ndarray | None, int]:
     """Return the pool's indices of the environments in which the cohorts' members act, and the number of members.
 
-    The indices are None if the cohorts contain the whole population.
+    `clock` has the run's counters. The indices are None if the cohorts contain the whole population.
     """
     slots = sorted(slot for cohort in cohorts for slot in cohort.slots)
     return (None if len(slots) == clock.members else rows_in(slots, clock.envs)), len(slots)
@@ -258,7 +272,15 @@ def _seeds(keys: np.ndarray, begun: np.ndarray, rows: np.ndarray, ahead: int) ->
 
 
 def legal_actions(spec: EnvSpec, pool: Any, members: int, envs: int) -> Tensor:
-    """Return the legal actions in environments that are tensors, `[P, E · K, A]` bool. Legal actions never change."""
+    """Return the legal actions in environments that are tensors, `[P, E · K, A]` bool. These legal actions never
+    change.
+
+    Args:
+        spec: the run's configuration.
+        pool: the environments, a `TensorPool`.
+        members: `P`.
+        envs: `E`, the number of environments of each member; K is the number of agents in each.
+    """
     legal = torch.ones(members, envs * spec.spaces.agents, spec.actions, dtype=torch.bool, device=pool.device)
     if spec.spaces.team is not None:
         legal &= torch.from_numpy(pool.team.free).to(pool.device).repeat(envs, 1)
@@ -266,8 +288,11 @@ def legal_actions(spec: EnvSpec, pool: Any, members: int, envs: int) -> Tensor:
 
 
 def in_slots(spec: EnvSpec, chosen: Sequence[Tensor], places: Sequence[Tensor]) -> Tensor:
-    """Return the actions that all cohorts chose, `[P, E, …]` each, as one tensor `[P · E, …]` in the order of slots.
-    `places` has, for each cohort, the indices of its members among all P."""
+    """Return the actions of all cohorts as one tensor `[P · E, …]` in the order of slots.
+
+    `chosen` has the actions of each cohort, `[p, E, …]` for the p members of that cohort; P counts the members of all
+    cohorts. `places` has, for each cohort, the indices of its members among all members.
+    """
     actions = chosen[0] if len(chosen) == 1 else torch.cat(list(chosen))
     order = torch.cat(list(places)).argsort()
     actions = actions[order].flatten(0, 1)
@@ -277,6 +302,11 @@ def in_slots(spec: EnvSpec, chosen: Sequence[Tensor], places: Sequence[Tensor]) 
 class TensorWorld:
     """The counterpart of `World` for environments that are tensors (`env.backend: torch`), whose data never leave the
     device.
+
+    Args:
+        spec: the run's configuration.
+        keys: `[P]`, the members' random keys.
+        clock: the run's counters.
 
     evopipe's own tensor environments never return numbers that are not finite. Users' environments are checked for such
     numbers, and the check makes the host wait for the device.
@@ -345,7 +375,8 @@ class TensorWorld:
             self.ended.forget(slots)
 
     def renew(self, slots: Sequence[int]) -> np.ndarray:
-        """Begin new episodes in all environments of these slots; return the indices of the environments in the pool."""
+        """Begin new episodes in all environments of these slots; return the indices of these environments in the
+        pool."""
         rows, at, self._at = rows_in(slots, self._clock.envs), self._at, None
         over = torch.zeros(self.pool.rows, dtype=torch.bool)
         over[rows] = True
@@ -372,8 +403,8 @@ class TensorWorld:
         return actions if self._team is None else actions.unflatten(0, (-1, len(self._team.agents)))
 
     def decide(self, cohorts: Sequence[Cohort], epsilon: float) -> None:
-        """Choose the actions of off-policy members with exploration, store them in `pending`, and update the
-        normalisers."""
+        """Choose the actions of off-policy members with exploration rate `epsilon`, store the actions in `pending`, and
+        update the normalisers with the observations."""
         obs, legal, _ = self.observed()
         here, chosen = torch.ones(obs.shape[:-1], dtype=torch.bool, device=obs.device), []
         for cohort, place in zip(cohorts, self._places, strict=True):
@@ -387,7 +418,7 @@ class TensorWorld:
         """Do nothing, because `take` computes the whole step."""
 
     def packed(self, layout: RowLayout, obs: Tensor, actions: Tensor, step: TensorStep) -> Tensor:
-        """Return the transitions of a step as packed rows `[R, size]` for a replay buffer.
+        """Return the transitions of a step in R environments as packed rows `[R, size]` for a replay buffer.
 
         Args:
             layout: the layout of a row.
@@ -410,8 +441,8 @@ class TensorWorld:
         return found
 
     def in_c(self, cohort: Cohort) -> dict[str, Any] | None:
-        """Return the arguments with which the C kernels step the environments of a cohort's members, see
-        `native.rollouts.Ticks`.
+        """Return the arguments by name with which `native.rollouts.Ticks` steps the environments of a cohort's members
+        in C.
 
         The result is None if the environments are not written in C.
         """
@@ -455,8 +486,8 @@ class TensorWorld:
         return found
 
     def broken(self, step: TensorStep) -> Tensor | None:
-        """Return a mask `[R]` of the environments whose observation or reward is not finite; None if that cannot
-        happen."""
+        """Return a mask `[R]` of the R environments whose observation or reward in `step` is not finite; None if that
+        cannot happen."""
         if self.pool.sound:
             return None
         parts = (x.reshape(len(step.obs), -1).isfinite().all(dim=1) for x in (step.obs, step.reward))

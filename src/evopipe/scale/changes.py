@@ -12,7 +12,7 @@ _LARGE = 1 << 16  # bytes of a tensor below which it is told whole
 
 
 def changes(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the changes from one state to the next, as tensors from which `fold` restores the state `now`.
+    """Return the changes from the state `before` to the state `now`, as tensors by name for the function `fold`.
 
     Of a large tensor, only rows that are new or whose bits differ are returned; other tensors are returned completely.
     """
@@ -36,10 +36,9 @@ def changes(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> dict[str
 
 
 def fold(told: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Apply the results of successive calls of `changes`, and return the last state. The first result is a complete
-    state.
+    """Apply the results `told` of successive calls of `changes`, and return the last state.
 
-    The memory of these tensors is reused.
+    The first result must be a complete state. The returned state may use the memory of the tensors in `told`.
     """
     state: dict[str, Tensor] = {}
     for each in told:

@@ -26,11 +26,20 @@ from evopipe.schema.shards import ShardsConfig
 def divided(
     problem: Problem[JobT], params: AnyParams, members: int, folder: Path, learn: bool = True
 ) -> Iterator[Problem[JobT]]:
-    """Start the engine that `runtime.shards` names, and yield the problem with its members divided into shards
-    (processes).
+    """Yield the problem with its members divided into shards, one process each, by the engine that `runtime.shards`
+    names.
 
-    If `learn` is False, the shards only score members. Without an engine, this process has all members, and the problem
-    is yielded unchanged. The engine ends with the `with` block.
+    An engine starts the processes and carries messages to and from the shards.
+
+    If `runtime.shards` names no engine, this process has all members, and the problem is yielded unchanged. The engine
+    ends with the `with` block.
+
+    Args:
+        problem: what the run works on.
+        params: the run's parameters.
+        members: the number of members.
+        folder: the project's folder.
+        learn: whether members are trained; if False, the shards only score members.
 
     Raises:
         MissingInputError: the engine's package is not installed.
@@ -70,8 +79,14 @@ def in_shards(
 ) -> Problem[JobT]:  # fmt: skip
     """Return the problem with its members divided into the shards of a running engine.
 
-    Each shard makes its own part of the problem from `values`, all parameters as JSON data. Every `each` adjacent
-    members share a replay buffer, and must therefore be in one shard.
+    Args:
+        problem: what the run works on.
+        cfg: the block `runtime.shards` of the parameters.
+        values: all parameters as JSON data, from which each shard makes its own part of the problem.
+        members: the number of members.
+        folder: the project's folder.
+        engine: the running engine.
+        each: the number of adjacent members that share a replay buffer, and must therefore be in one shard.
 
     Raises:
         ParamsError: there are more shards than groups of `each` members.
@@ -96,10 +111,10 @@ def in_shards(
 
 
 def served(cfg: ShardsConfig) -> bool:
-    """Run as a worker of `accelerate launch` until the training ends, if this process is not its main process (rank 0).
+    """Run as a worker of `accelerate launch` until the training ends, if this process is a rank other than 0.
 
-    The result is True after such work, and False if this process has to drive the run. If `runtime.shards` asks for
-    ranks and none were launched, this process launches them.
+    `cfg` is the block `runtime.shards`. The result is True after such work, and False if this process has to drive the
+    run. If `runtime.shards` asks for ranks and none were launched, this process launches them.
     """
     if cfg.engine != "accelerate":
         return False
@@ -112,8 +127,8 @@ def served(cfg: ShardsConfig) -> bool:
 def make(about: Mapping[str, Any], together: Any = None) -> tuple[Spec, Regime, Clock]:
     """Return configuration, training loop (regime) and clock for one shard, made from the message `about`.
 
-    The message has all parameters and the keys of the shard's members. If several processes form one shard
-    (`together`), each of them has a part of its rows.
+    The message has all parameters (`params`), the project's `folder` and the `keys` of the shard's members. `together`
+    describes the processes if several form one shard, each of which computes a part of the rows; else it is None.
     """
     params, keys = parse_params(about["params"]), np.array(about["keys"], np.int64)
     alone = params.runtime.shards.resources.get("cpu", 1.0) < 2  # with its one CPU it does all by itself

@@ -66,8 +66,14 @@ class _Actor:
 
 
 class Names(NamedTuple):
-    """The names of the parameters that configure a Ray cluster, for error messages, and the alternative that messages
-    suggest."""
+    """The names of the parameters that configure a Ray cluster, as error messages show them.
+
+    Attributes:
+        engine: the parameter that chooses Ray.
+        settings: the parameter with the arguments of `ray.init`.
+        address: the parameter with the address of a running cluster.
+        instead: what messages tell the user to do if Ray cannot be used.
+    """
 
     engine: str = "runtime.shards.engine"
     settings: str = "runtime.shards.ray_init"
@@ -78,8 +84,16 @@ class Names(NamedTuple):
 class Cluster:
     """A connection to a Ray cluster, either a running one or one that is started here and ends with this process.
 
-    `own` is True if the cluster was started here. If this process is connected to a cluster already, that cluster is
-    used, and the configuration has no effect.
+    If this process is connected to a cluster already, that cluster is used, and the configuration has no effect.
+
+    Args:
+        cfg: the block `runtime.shards` of the parameters, with the cluster's address and the settings of `ray.init`.
+        what: the setting that needs Ray, for the message if Ray is not installed.
+        names: the names of the parameters in other messages; None for those of `runtime.shards`.
+
+    Attributes:
+        ray: the module `ray`.
+        own: True if this object made the connection, and ends it in `close`.
 
     Raises:
         MissingInputError: Ray is not installed.
@@ -148,6 +162,11 @@ class Cluster:
 
 class OnRay:
     """The engine that runs each shard as a Ray actor; it implements `scale.shards.ShardEngine`.
+
+    Args:
+        cfg: the block `runtime.shards` of the parameters.
+        folder: the project's folder, in which the actors work if it exists on their machine.
+        make: a function that makes a shard's configuration, regime and clock from its first message.
 
     Raises:
         ResourceError: Ray does not start, is not at the address, or has no room for a shard.

@@ -35,8 +35,9 @@ _FOREVER = timedelta(days=30)  # that ranks wait for each other: an evaluation m
 def served(cfg: ShardsConfig, make: Callable[..., Any]) -> bool:
     """Run as a worker of `accelerate launch` until the training ends, unless this process is rank 0.
 
-    The result is True if this process was a worker. If no ranks were launched, this process launches them. `make`
-    builds a shard from its first message, see `scale.divide.make`.
+    The result is True if this process was a worker. If no ranks were launched, this process launches them. `cfg` is the
+    block `runtime.shards`. `make` is a function that makes a shard's configuration, regime and clock from its first
+    message.
 
     Raises:
         UsageError: the training was started from Python and not by a command.
@@ -169,7 +170,11 @@ class Ranks:
     """The engine of rank 0, which runs shards as ranks of `accelerate launch`; it implements
     `scale.shards.ShardEngine`.
 
-    If a rank dies, the run ends, and can be resumed from its last checkpoint.
+    If a rank dies, the run ends, and can be resumed from its last checkpoint. `cfg` is the block `runtime.shards`, and
+    `make` a function that makes a shard's configuration, regime and clock from its first message.
+
+    Raises:
+        ParamsError: the number of launched processes does not fit the configured number of shards.
     """
 
     def __init__(self, cfg: ShardsConfig, make: Callable[..., Any]) -> None:

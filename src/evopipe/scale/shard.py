@@ -35,9 +35,12 @@ def pack(
     tensors: Mapping[str, Tensor] | None = None,
     state: Mapping[str, Tensor] | None = None,
 ) -> bytes:
-    """Return a message as bytes. Its first part has `about` and `tensors`, its second part has `state`.
+    """Return a message as bytes, in two parts that can be read separately, because few readers need the state.
 
-    The parts can be read separately, because few readers need the state.
+    Args:
+        about: JSON data, in the first part of the message.
+        tensors: tensors by name, in the first part.
+        state: a state as tensors by name, the second part.
     """
     text = torch.frombuffer(bytearray(dump_json(about, "message")), dtype=torch.uint8)
     first = tensor_pieces({**(tensors or {}), _ABOUT: text})
@@ -46,7 +49,7 @@ def pack(
 
 
 def split_message(message: bytes) -> tuple[bytes, bytes]:
-    """Split a message into two byte strings: the part with `about` and tensors, and the part with the state."""
+    """Split a message into two byte strings: the part with JSON data and tensors, and the part with the state."""
     end = 8 + int.from_bytes(message[:8], "little")
     return message[:end], message[end:]
 
@@ -71,7 +74,15 @@ def state_of(message: bytes) -> dict[str, Tensor]:
 class Shard:
     """One shard in its process: a part of the population with its own training loop (regime), controlled by messages.
 
-    Slots of its members are counted from 0. Every message is executed and answered by another message.
+    The members' slots are counted from 0 in every shard. Every message is executed and answered by another message.
+
+    Args:
+        make: a function that makes the three attributes from the first message.
+
+    Attributes:
+        spec: the run's configuration.
+        regime: the training loop of the shard's members.
+        clock: the counters of the shard.
     """
 
     spec: Spec

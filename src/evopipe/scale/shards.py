@@ -40,11 +40,12 @@ _FOLDS = 16  # states of a shard that the driver holds as what changed from one 
 
 
 class Lost(Exception):
-    """The exception raised when a shard's process has ended; its text says how."""
+    """The exception raised when a shard's process has ended; its text says how the process ended."""
 
 
 class ShardEngine(Protocol):
-    """The protocol of an engine, which runs one process for each shard and carries messages and answers.
+    """The protocol of an engine, which runs one process for each shard, sends messages to the shards and receives the
+    answers.
 
     `scale.shard.Shard` executes the messages.
     """
@@ -66,7 +67,8 @@ class ShardEngine(Protocol):
     def receive(self, shard: int, seconds: float, stopped: Callable[[], bool]) -> bytes | None:
         """Return a shard's answer; None if it has not arrived after `seconds`.
 
-        A shard that works in this process calls `stopped`, and raises `Stopped` when the result is True.
+        An engine that runs the shard in this process passes `stopped` to the shard, which raises `Stopped` when the
+        function returns True.
 
         Raises:
             Lost: the shard's process has ended, so that no answer will arrive.
@@ -79,7 +81,8 @@ class ShardEngine(Protocol):
 class InProcess:
     """The engine that runs all shards in this process, one after another.
 
-    The number of shards can be varied on one machine with it, to check that no result depends on that number.
+    This engine can be used to vary the number of shards on one machine, and so to check that no result depends on that
+    number. `make` is a function that makes a shard's configuration, regime and clock from its first message.
     """
 
     room = 1
@@ -106,12 +109,12 @@ class InProcess:
 class Shards:
     """The regime (see `Regime`) of a run whose members are divided into shards, each in a process of its own.
 
-    One call of `advance` lets every shard take several ticks.
+    One call of `advance` lets every shard take several ticks (steps of all environments).
 
     Args:
-        spec: the run's configuration; evolution works on its cohorts.
+        spec: the run's configuration.
         clock: the run's clock.
-        slots: the slots of each shard, in order.
+        slots: the range of slots (places in the population) of each shard, in order.
         begin: the first message to each shard.
         engine: the engine that runs the shards' processes.
 
@@ -160,8 +163,10 @@ class Shards:
 
     @property
     def measures(self) -> Measures | None:
-        """The statistics of all members in each generation, collected from the shards; None if the algorithm reports
-        none."""
+        """The algorithm's statistics of every member in each generation, collected from the shards.
+
+        The value is None if the algorithm reports no statistics.
+        """
         if self._measured is None:
             return None
         found = Measures(self.clock.members, self._measured)
@@ -184,8 +189,10 @@ class Shards:
         self._new = list(slots)
 
     def ended(self) -> np.ndarray:
-        """Return each slot's mean return over the training episodes that ended in this generation, `[P]`; NaN without
-        one."""
+        """Return each slot's mean return over the training episodes that ended in this generation, `[P]`.
+
+        The value is NaN for a slot without such an episode.
+        """
         self._let_begin()
         told = self._ask({shard: pack({"do": "ended"}) for shard in range(len(self.slots))})
         return np.concatenate([tensors["means"].numpy() for _, (_, tensors) in sorted(told.items())])
@@ -208,7 +215,7 @@ class Shards:
         self._silent |= living
 
     def advance(self, most: int = 1) -> None:
-        """Let every shard train for about a second, but not beyond the end of the generation.
+        """Let every shard train for about a second, but not beyond the end of the generation. `most` has no effect.
 
         The number of ticks (steps of all environments) for the next call is estimated from the time that this call
         took.
@@ -350,8 +357,8 @@ class Shards:
         """A sentence about the overhead of the shards so far; None if the shards run in this process.
 
         The overhead is the work that one process would not have: to pack, send and unpack messages, and to form members
-        and states from them. Evolution, records and checkpoints are not counted, because a run in one process needs
-        them too.
+        and states from messages. Evolution, records and checkpoints are not counted, because a run in one process does
+        this work too.
         """
         if isinstance(self.engine, InProcess):
             return None

@@ -32,7 +32,7 @@ class _Loaded:
 
 class CheckpointStore:
     """A folder with the checkpoints of one run. Only one process may use the folder at a time: hold a `RunLock`
-    meanwhile."""
+    meanwhile. The folder is made by the first save."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -43,7 +43,7 @@ class CheckpointStore:
 
         The last two checkpoints are kept. Checkpoints of a later step (the run went back to an earlier one), and
         checkpoints that `load` found damaged, are removed. `step` must grow from save to save; a checkpoint of an equal
-        step is replaced. `meta` is JSON data.
+        step is replaced. `tensors` holds the state's tensors by name, and `meta` is JSON data.
 
         Raises:
             DataError: a value or tensor cannot be saved.
@@ -59,8 +59,10 @@ class CheckpointStore:
                 remove_folder(each)
 
     def load(self) -> _Loaded | None:
-        """Return the newest intact checkpoint, with warnings about damaged ones that were skipped; None if there is
-        none.
+        """Return the newest intact checkpoint; None if there are no checkpoints.
+
+        The result has the attributes `step`, `tensors` (on the CPU, by name) and `meta`, as given to `save`, and
+        `warnings`: a sentence for each newer checkpoint that was damaged and skipped.
 
         Raises:
             DataError: there are checkpoints, but all are damaged.

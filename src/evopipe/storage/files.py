@@ -67,6 +67,8 @@ def publishing(path: Path, rename: Callable[[Path, Path], None] = os.replace) ->
     If the block or the renaming fails, the temporary file or folder is removed, and `path` is unchanged. Temporaries of
     killed processes in the same folder are removed first. Missing parent folders are created.
 
+    `rename` is the function that moves the first path to the second; by default an atomic replacement.
+
     Raises:
         DiskError: a file or folder cannot be written.
     """
@@ -148,7 +150,7 @@ def _clear_dead(folder: Path) -> None:
 
 
 def delete(path: Path) -> None:
-    """Delete a file, a link, or a folder with its content. A missing file is no error."""
+    """Delete a file, a link, or a folder with its content. If nothing is at `path`, nothing happens."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -156,7 +158,8 @@ def delete(path: Path) -> None:
 
 
 def create(path: Path, data: Content) -> None:
-    """Write a new file and flush it to the device. An existing file is an error (`FileExistsError`)."""
+    """Write the content `data` to a new file, and flush the file to the device. An existing file is an error
+    (`FileExistsError`)."""
     with open(path, "xb") as file:
         file.writelines(pieces(data))
         file.flush()
@@ -172,8 +175,8 @@ def pieces(data: Content) -> Sequence[bytes | bytearray | memoryview]:
 
 
 def write_bytes(path: Path, data: Content) -> None:
-    """Write a file atomically and durably. A link at `path` is replaced, so that the file to which it leads is
-    unchanged.
+    """Write the content `data` (bytes, or a sequence of bytes) to a file, atomically and durably. A link at `path` is
+    replaced, and the file to which the link leads is unchanged.
 
     Raises:
         DiskError: the file cannot be written; its old content, if any, is unchanged.
@@ -187,7 +190,7 @@ def write_text(path: Path, text: str) -> None:
 
     Raises:
         DataError: the text has an unpaired surrogate.
-        DiskError: see `write_bytes`.
+        DiskError: the file cannot be written; its old content, if any, is unchanged.
     """
     write_bytes(path, _encode(text, str(path)))
 
@@ -196,8 +199,8 @@ def write_json(path: Path, obj: Any) -> None:
     """Write an object to a JSON file, indented by two spaces, atomically and durably.
 
     Raises:
-        DataError: see `dump_json`.
-        DiskError: see `write_bytes`.
+        DataError: a value has no exact JSON form.
+        DiskError: the file cannot be written; its old content, if any, is unchanged.
     """
     write_bytes(path, dump_json(obj, str(path), indent=2))
 
@@ -210,10 +213,10 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) 
 
 
 def dump_json(obj: Any, where: str, *, indent: int | None = None) -> bytes:
-    """Return an object as deterministic JSON bytes: keys are sorted, and a newline is at the end.
+    """Return the object `obj` as deterministic JSON bytes: keys are sorted, and a newline ends the text.
 
-    `parse_json` returns an equal object, except that tuples become lists. Without `indent`, the JSON is one line, which
-    is several times faster.
+    `parse_json` returns an equal object, except that tuples become lists. `indent` is the number of spaces of
+    indentation. Without it, the JSON is one line, which is several times faster to write.
 
     Raises:
         DataError: a value has no exact JSON form; the message begins with `where` and names the place.
@@ -273,7 +276,8 @@ def read_json(path: Path) -> Any:
     """Read a JSON file, and return its content.
 
     Raises:
-        MissingInputError, DataError: see `read_bytes` and `parse_json`.
+        MissingInputError: the file does not exist.
+        DataError: the file cannot be read, or is not valid JSON.
     """
     return parse_json(read_bytes(path), str(path))
 

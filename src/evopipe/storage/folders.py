@@ -25,8 +25,8 @@ def write_folder(path: Path, files: Mapping[str, Content]) -> None:
     """Write a folder of files with a manifest of their checksums, atomically and durably.
 
     Keys of `files` are relative paths with `/` between the parts. An existing folder is replaced completely. Equal
-    files give equal bytes. A process that is killed between the two renames leaves the old folder under another name,
-    which `read_folder` reads and `clean_temporaries` restores.
+    files give equal bytes. A process that is killed while it replaces the folder may leave the old folder under another
+    name; `read_folder` then reads that one, and `clean_temporaries` restores it.
 
     Raises:
         DiskError: a file cannot be written; the old folder is unchanged.

@@ -21,9 +21,9 @@ CODE = Path(__file__).parents[1]
 def dvc_root(folder: Path = Path()) -> Path:
     """Return the absolute path of the root of the DVC repository to which a folder belongs.
 
-    For the working folder this is the environment variable `DVC_ROOT`, if it is set; DVC sets it to the main repository
-    even in queued and temporary runs. Otherwise it is the nearest folder upwards that contains `.dvc`, or the folder
-    itself if there is none.
+    If `folder` is the working folder and the environment variable `DVC_ROOT` is set, its value is the result; DVC sets
+    the variable to the main repository even in queued and temporary runs. Otherwise it is the nearest folder upwards
+    that contains `.dvc`, or `folder` itself if no folder upwards does.
     """
     named, here = os.environ.get("DVC_ROOT"), folder.absolute()
     if named and here == Path.cwd():
@@ -33,6 +33,8 @@ def dvc_root(folder: Path = Path()) -> Path:
 
 def state_folder(stage: str, key: str, where: Path = Path()) -> Path:
     """Return the folder `<dvc_root>/.evopipe/<stage>/<key>`, which is created if it is missing, and excluded from git.
+
+    `stage` is the name of a stage, `key` a hash of what the run depends on, and `where` a folder in the DVC repository.
 
     Raises:
         DiskError: the folder cannot be created.
@@ -55,9 +57,9 @@ def state_folder(stage: str, key: str, where: Path = Path()) -> Path:
 def content_key(values: Mapping[str, Any], files: Sequence[Path] = ()) -> str:
     """Return a hash of 32 hex digits that changes with any of the values and any byte of the files.
 
-    Values are JSON-like, pydantic models or paths. A folder counts with all its files and their relative names, except
-    bytecode caches. The order of `files` matters. Modification times, the order of keys, and the location of the files
-    do not.
+    Values are JSON-like, pydantic models or paths. A folder in `files` counts with all its files and their relative
+    names, except bytecode caches. The order of `files` matters. Modification times, the order of keys, and the location
+    of the files do not.
 
     Raises:
         UsageError: a value has no JSON form.

@@ -20,10 +20,10 @@ _NOTE_LIMIT = 4096
 
 
 class RunLock:
-    """A context manager that holds an exclusive lock on a file, and never waits for it.
+    """A context manager that holds an exclusive lock on the file `path`, and never waits for the lock.
 
-    The file names the process that holds the lock, and is removed at release. The file of a killed process is not
-    locked any more, and is taken over. The file must be outside any folder that the process removes.
+    The file names the process that holds the lock, and is removed at release. If that process was killed, the lock is
+    free, and the next process takes over the file. The file must be outside any folder that the process removes.
 
     Raises:
         BusyError: another process, or another lock in this process, holds the lock.

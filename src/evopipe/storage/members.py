@@ -20,7 +20,11 @@ _MEMBERS, _TENSORS = "members.json", "members.safetensors"
 
 
 def pack(members: Sequence[Member], prefix: str) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
-    """Return the tensors of all members by name, `<prefix>.<index>.<name>`, and one JSON object for each member."""
+    """Return the tensors of all members by name, and one JSON object for each member.
+
+    The names are `<prefix>.<index>.<name>`: the argument `prefix`, the member's index, and the tensor's name in the
+    member.
+    """
     tensors = {f"{prefix}.{i}.{name}": t for i, member in enumerate(members) for name, t in member.tensors.items()}
     return tensors, [_describe(member) for member in members]
 
@@ -33,7 +37,7 @@ def _describe(member: Member) -> dict[str, Any]:
 
 
 def unpack(tensors: Mapping[str, torch.Tensor], described: Sequence[Mapping[str, Any]], prefix: str) -> list[Member]:
-    """Rebuild members from the tensors and JSON objects that `pack` returned.
+    """Rebuild members from the tensors and JSON objects (`described`) that `pack` returned for the same `prefix`.
 
     Raises:
         DataError: a member's JSON object is invalid, or its tensors are missing.
@@ -59,7 +63,8 @@ def unpack(tensors: Mapping[str, torch.Tensor], described: Sequence[Mapping[str,
 def write(folder: Path, members: Sequence[Member], about: Mapping[str, Any]) -> None:
     """Write members to a folder as safetensors and JSON.
 
-    `about` is JSON data that is stored with them: the environment or base model for which they were made, and more.
+    `about` is JSON data that is stored with the members: the environment or base model for which the members were made,
+    and more.
     """
     tensors, described = pack(members, "members")
     data = dump_json({**about, "members": described}, str(folder / _MEMBERS), indent=2)

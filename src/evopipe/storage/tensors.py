@@ -33,15 +33,15 @@ _NOTE = "note"  # the one key of the header's metadata
 
 
 def dump_tensors(tensors: Mapping[str, torch.Tensor], note: str | None = None) -> bytes:
-    """Return tensors as bytes in the safetensors format, see `tensor_pieces`. Equal tensors give equal bytes."""
+    """Return tensors as bytes in the safetensors format, with the text `note` in the header, if given. Equal tensors
+    give equal bytes."""
     return b"".join(tensor_pieces(tensors, note))
 
 
 def tensor_pieces(tensors: Mapping[str, torch.Tensor], note: str | None = None) -> list[bytes | memoryview]:
     """Return tensors of any shapes and devices in the safetensors format, as a list of byte strings to be concatenated.
 
-    `note` is a text that the header stores, see `note_of`. There is only one, because the order of several would not be
-    kept.
+    `note` is a text that the header stores and `note_of` returns; None for no text.
 
     The byte strings are views of the memory of contiguous CPU tensors, so write them before the tensors change. Views
     avoid the copy of all bytes that safetensors' own writer makes.
@@ -95,10 +95,10 @@ def load_tensors(data: bytes, where: str = "tensors") -> dict[str, torch.Tensor]
 
 
 def note_of(data: bytes, where: str) -> str:
-    """Return the text in the header of safetensors bytes.
+    """Return the text that `tensor_pieces` stored as `note` in the header of safetensors bytes.
 
     Raises:
-        DataError: there is none; the message begins with `where`.
+        DataError: the header has no such text; the message begins with `where`.
     """
     try:
         (length,) = struct.unpack_from("<Q", data)
