@@ -88,7 +88,8 @@ class Agent(View):
 
     @classmethod
     def viewing(cls, breed: Breed, member: Member, mutation: Mutation = NONE, spared: bool = False) -> Self:
-        """Return the agent of this class that is a view of a member: classes by algorithm are called with spaces."""
+        """Return the agent of this class for a member; for the arguments see the class. Unlike the constructors of
+        subclasses such as `DQN`, it does not take spaces."""
         found = cls.__new__(cls)
         Agent.__init__(found, breed, member, mutation, spared)
         return found
@@ -125,7 +126,7 @@ class Agent(View):
 
     @property
     def device(self) -> Any:
-        """Where the agent's tensors are."""
+        """The torch device of the agent's tensors."""
         return self.breed.spec.device
 
     @property
@@ -154,7 +155,8 @@ class Agent(View):
         self.training = bool(training)
 
     def reset_action_noise(self, indices: Any = None) -> None:
-        """Do nothing: noise is a function of the agent's key and of how often it acted."""
+        """Do nothing, because exploration noise has no state: it depends only on the agent's random key and its count
+        of actions. `indices` has no effect."""
 
     def unwrap_models(self) -> None:
         """Do nothing, because evopipe never wraps a model. AgileRL's scripts call this method around checkpoints."""
@@ -230,8 +232,8 @@ class Agent(View):
         return own[0] if single else own
 
     def take_note(self, obs: np.ndarray, alive: np.ndarray | None = None) -> None:
-        """Enter observations `[n, O]`, of a team `[n, K, O]` of those that are alive `[n, K]`, in the agent's running
-        statistics, if it has some and is in training."""
+        """Update the agent's running statistics by observations `[n, O]`, if it has statistics and explores. For a team
+        the observations are `[n, K, O]`, and only agents in `alive` `[n, K]` count."""
         if self.training:
             take_note([self.live()], obs, alive, places=[[0]])
 
@@ -327,7 +329,8 @@ class Agent(View):
         return [replace(each, obs=self.normalised(each.obs), next_obs=self.normalised(each.next_obs)) for each in found]
 
     def normalised(self, obs: np.ndarray) -> np.ndarray:
-        """Return observations `[n, O]` as the networks read them."""
+        """Return observations `[n, O]`, normalised by the agent's running statistics if it has some, as its networks
+        read them."""
         live = self.live()
         if live.normaliser is None:
             return obs
@@ -441,5 +444,6 @@ _CLASSES: dict[str, type[Agent]] = {}
 
 
 def kind_of(algo: str) -> type[Agent]:
-    """Return the class of an algorithm's agents: one of its own, or `Agent`."""
+    """Return the class of agents for an algorithm by evopipe's name of it: a class of its own such as `DQN`, or `Agent`
+    if there is none."""
     return _CLASSES.get(algo, Agent)

@@ -173,8 +173,11 @@ class RainbowDQN(_Algorithm):
         self.beta, self.n_step = parent.beta, parent.n_step
 
     def learn(self, experiences: Any = None, **kwargs: Any) -> Any:
-        """Learn from a batch, see `Agent.learn`; return the loss, and the indices and errors of its transitions, for
-        `memory.update_priorities`, which `learn` has done already. Both are None if the memory has no priorities."""
+        """Learn from a batch of transitions, as `Agent.learn` does; return (loss, indices, errors).
+
+        The indices `[B]` and TD errors of the batch's transitions fit `memory.update_priorities`, which `learn` itself
+        has already called. Both are None if the memory has no priorities.
+        """
         loss = super().learn(experiences, **kwargs)
         return loss, None if getattr(experiences, "places", None) is None else experiences["idxs"], self.errors
 

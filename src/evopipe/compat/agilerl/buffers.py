@@ -63,7 +63,8 @@ class Memory(ABC):
         self.save_to_memory(*parts, is_vectorised=True)
 
     def add(self, transition: Any) -> Any:
-        """Save a `Transition`, or a transition by the names of its parts: of one environment, or of all `[n, …]`.
+        """Save one step: a `Transition`, or a mapping of its parts by name. The parts are of one environment, or
+        `[n, …]` of n environments.
 
         Raises:
             UsageError: a part is missing, or a shape differs from that of the first transition.
@@ -171,7 +172,7 @@ class ReplayBuffer(Memory):
 
     @property
     def size(self) -> int:
-        """Transitions that are there."""
+        """The number of stored transitions."""
         return len(self)
 
     @property
@@ -193,7 +194,8 @@ class ReplayBuffer(Memory):
         self.counter = counter
 
     def add(self, transition: Any) -> Any:
-        """Save a `Transition`, or what `MultiStepReplayBuffer.add` returned.
+        """Save one step: a `Transition`, a mapping of its parts by name, or the `Completed` that
+        `MultiStepReplayBuffer.add` returned. The parts are of one environment, or `[n, …]` of n environments.
 
         Raises:
             UsageError: a part is missing, a shape differs from that of the first transition, or it is a team's.
@@ -290,7 +292,8 @@ class ReplayBuffer(Memory):
 
 @dataclass(frozen=True)
 class Completed:
-    """The transitions of several steps that one step completed."""
+    """The n-step transitions that one call of `MultiStepReplayBuffer.add` completed: its buffer, and the transitions as
+    packed rows `[1, n, size]`."""
 
     memory: ReplayBuffer
     rows: np.ndarray  # [1, n, size], at least one
@@ -324,15 +327,18 @@ class MultiStepReplayBuffer(ReplayBuffer):
         self.steps = self.n_step = int(n_step)
 
     def add(self, transition: Any) -> Completed | None:
-        """Save one step. Return the transitions that it completes, to be added to another memory, or None.
+        """Save one step, as `ReplayBuffer.add`. Return the n-step transitions that it completes; None if there are
+        none.
 
-        A memory that these are added to holds the same rows at the same indices, with priorities where it has some.
+        A script may pass the result to another buffer's `add`. That buffer then has the same transitions at the same
+        indices.
         """
         super().add(transition)
         return Completed(self, self._kept) if self._kept.size else None
 
     def sample_from_indices(self, idxs: Any) -> Experiences:
-        """Return the transitions at indices `[B]`, as `sample(…)["idxs"]` has them."""
+        """Return the batch of the transitions at the indices `idxs` `[B]`, such as `batch["idxs"]` of a batch from
+        another buffer with the same transitions."""
         index = torch.as_tensor(np.asarray(idxs)).reshape(1, -1).long()
         return self._batch(self.replay.rows[0][index[0]][None], index)
 
@@ -422,5 +428,6 @@ class Sampler:
         self.memory = memory if memory is not None else dataset.buffer  # type: ignore[union-attr]
 
     def sample(self, batch_size: int, *args: Any, **kwargs: Any) -> Experiences:
-        """Return a batch of the buffer; for the arguments and errors see `ReplayBuffer.sample`."""
+        """Return a batch of `batch_size` transitions from the buffer. Further arguments are those of
+        `ReplayBuffer.sample`, such as `beta`."""
         return self.memory.sample(batch_size, *args, **kwargs)

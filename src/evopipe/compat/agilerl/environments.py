@@ -68,7 +68,7 @@ def made_by(function: Callable[[], Any], num_envs: int) -> EnvConfig:
     `num_envs` is each member's number of environments.
 
     Raises:
-        UsageError: the function returns something else.
+        UsageError: the function does not return an environment.
     """
     example = function()
     if isinstance(example, gymnasium.Env):

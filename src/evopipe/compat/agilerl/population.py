@@ -118,8 +118,25 @@ def made(
     hp_config: HyperparameterConfig | None, size: int, num_envs: int, device: Any, accelerator: Any,
     ids: Sequence[Any], seed: int, own: Mapping[str, Any],
 ) -> list[Agent]:  # fmt: skip
-    """Return a new population of an algorithm by evopipe's name of it. `own` are networks of the caller's own, by their
-    roles, or None each; for the other arguments see `create_population`."""
+    """Return a new population of agents, as `create_population` does after it has read its older arguments.
+
+    Args:
+        algo: evopipe's name of the algorithm.
+        observation_space, action_space: Gymnasium's spaces; for a team, dictionaries or lists of spaces.
+        net_config, hp, hp_config: the network, the hyper-parameters in capitals, and the ranges of those that may
+            mutate.
+        size: the number of agents.
+        num_envs: the number of environments of each agent.
+        device: cpu or cuda; None for cuda if it is available.
+        accelerator: an Accelerator of one process.
+        ids: names of a team's agents, if spaces are lists.
+        seed: seed of the networks' first weights and of all random draws.
+        own: the caller's own networks by role, `actor` and `critic`; None for evopipe's networks.
+
+    Raises:
+        UsageError: something is missing, or a key would have no effect.
+        ParamsError: a value is out of its bounds, or the algorithm does not support the spaces.
+    """
     one_process(accelerator)
     net = dict(net_config or {})
     if algos.get(algo).TEAM:

@@ -17,8 +17,10 @@ class TeamExperiences(tuple[Any, ...]):
     """A batch of a team's transitions: a tuple (state, action, reward, next_state, done) of dictionaries by agent,
     whose values are arrays `[B, …]`.
 
-    `alive` and `next_alive` are dictionaries of bool `[B]` by agent, which say whether the agent acted, and whether it
-    is present in the next state; `cut` says whether it was truncated, if the environments tell.
+    Attributes:
+        alive: bool `[B]` by agent: whether the agent acted in the step.
+        next_alive: bool `[B]` by agent: whether the agent is present in the next state.
+        cut: bool `[B]` by agent: whether the step truncated the agent's episode; False if the environments do not say.
     """
 
     alive: _Parts

@@ -48,7 +48,8 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
 def newer_spellings(function: FunctionT) -> FunctionT:
-    """Return a training function that takes `init_hp` and `mut_p` for `INIT_HP` and `MUT_P` too."""
+    """Return a training function that also accepts the names `init_hp` and `mut_p` for its arguments `INIT_HP` and
+    `MUT_P`."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -195,7 +196,11 @@ def refuse_idle(arguments: Mapping[str, Any]) -> None:
 
 
 def function_for(name: str) -> str:
-    """Return the name of the training function that fits an algorithm; of one for datasets alone that for replay."""
+    """Return the name of the training function that fits an algorithm.
+
+    `name` is evopipe's name of the algorithm. For an algorithm that learns only from datasets, the result is
+    `train_off_policy`.
+    """
     algo: Any = get(name)
     if "contexts" in algo.Config.model_fields:
         return "train_bandits"
@@ -333,9 +338,11 @@ class Call(SimpleNamespace):
         """Train the population; return the trained agents, and a list of their fitnesses for every generation.
 
         Args:
-            warm: transitions that agents learn from before their own, or the dataset of offline training.
-            collect: a function (regime, ticks) that collects rollouts; None for evopipe's own.
-            adopt: a function that is called at the end with the training regime, which holds the replay buffer.
+            warm: transitions that agents learn from before their own, or the dataset of offline training; None for
+                none.
+            collect: a function (regime, ticks) that collects rollouts of all members; None for evopipe's own.
+            adopt: a function that is called at the end with the training regime, which holds the replay buffer; None
+                for none.
         """
         params = self.params()
         spec = make_spec(params, configure(params.runtime))

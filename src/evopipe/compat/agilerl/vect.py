@@ -125,13 +125,15 @@ def make_multi_agent_vect_envs(
 
 
 class AsyncPettingZooVecEnv(TeamVectEnv):
-    """Teams' environments made by functions, all alike. In a script's own loop they step in this process.
+    """A vector of equal environments of a team, each made by a function. In a script's own loop they step in this
+    process.
 
     Args:
         env_fns: functions, each of which makes one parallel environment of PettingZoo.
+        seed: seed of the first `reset` without a seed.
 
     Raises:
-        UsageError: there is none, or it makes something else.
+        UsageError: there is no function, or the first function does not make such an environment.
 
     Examples:
         >>> from mpe2 import simple_spread_v3
