@@ -35,8 +35,10 @@ def any_params(given: str | os.PathLike[str] | AnyParams | Mapping[str, Any]) ->
 
 
 def env_params(given: str | os.PathLike[str] | AnyParams | Mapping[str, Any], otherwise: Exception) -> Params:
-    """Return checked parameters as `any_params` does, but raise the exception `otherwise` if they are of language
-    models."""
+    """Return checked parameters as `any_params` does, from a params file, a mapping or `Params`.
+
+    The exception `otherwise` is raised if they are the parameters of language models.
+    """
     found = any_params(given)
     if not isinstance(found, Params):
         raise otherwise
