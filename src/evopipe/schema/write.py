@@ -35,7 +35,7 @@ def block(name: str, values: BaseModel) -> str:
 def entries(values: BaseModel, indent: str = "", but: Collection[str] = ()) -> Iterator[str]:
     """Yield the lines of a block, or of a whole params file, as YAML with the fields' descriptions as comments.
 
-    Keys in `but`, and optional blocks that have their defaults, are left out.
+    Every line begins with `indent`. Keys in `but`, and optional blocks that have their defaults, are left out.
     """
     data = values.model_dump(mode="json")
     for name, field in type(values).model_fields.items():
