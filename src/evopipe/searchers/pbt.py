@@ -53,6 +53,10 @@ class Search(Stateless):
     """The strategy `pbt`: after each generation the worst members copy the best, and change their hyper-parameters.
 
     It implements `contract.Searcher`; the rules are in the module's docstring.
+
+    Args:
+        config: the strategy's settings.
+        about: the facts about the run.
     """
 
     def __init__(self, config: Config, about: About) -> None:

@@ -112,10 +112,15 @@ def _around(centre: float, u: float) -> float:
 def drawn_values(
     proposer: str, space: Mapping[str, Bound], configured: Mapping[str, float], number: int, draw: np.random.Generator
 ) -> dict[str, float]:  # fmt: skip
-    """Draw the hyper-parameters of the run's trial `number`.
+    """Draw the hyper-parameters of one of the run's trials.
 
-    If the proposer is `prior` and the number is odd, the values are drawn around the configured ones; else they are
-    drawn from the whole space.
+    Args:
+        proposer: `search.proposer`. For `prior`, trials with odd numbers have values around the configured ones; all
+            other values are drawn from the whole space.
+        space: the range of each searched hyper-parameter.
+        configured: the values in the algorithm's own block.
+        number: the trial's number in the run.
+        draw: the random generator.
     """
     return prior_values(space, configured, draw) if proposer == "prior" and number % 2 else random_values(space, draw)
 

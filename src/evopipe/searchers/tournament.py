@@ -26,6 +26,10 @@ class Search(Stateless):
     mutated.
 
     It implements `contract.Searcher`.
+
+    Args:
+        config: the strategy's settings.
+        about: the facts about the run.
     """
 
     def __init__(self, config: TournamentConfig, about: About) -> None:
