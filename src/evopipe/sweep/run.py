@@ -54,7 +54,15 @@ _Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class SweptRun:
-    """A finished run of a sweep: its setting, its folder, the elite's held-out mean and interval, and its seconds."""
+    """A finished run of a sweep.
+
+    Attributes:
+        setting: the parameters of the run.
+        folder: the run's folder.
+        mean, interval: the elite's mean held-out return, and its 95 % confidence interval.
+        seconds: the duration of the run.
+        cpu_seconds: CPU time of all stages.
+    """
 
     setting: Setting
     folder: Path
