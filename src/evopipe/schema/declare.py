@@ -175,7 +175,7 @@ class AlgoConfig(Schema):
 
     @property
     def spaces(self) -> Spaces:
-        """The spaces of the environment for which the configuration is used; `at` sets the spaces."""
+        """The spaces of the environment for which the configuration is used. The method `at` sets the spaces."""
         private = self.__pydantic_private__  # read at every update: pydantic's own way there takes five times as long
         spaces: Spaces | None = private["_spaces"] if private else None
         if spaces is None:

@@ -233,7 +233,7 @@ class Searcher(Protocol):
         """Return, as JSON data, the state of the strategy that is not in the history."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore a state that `state` returned."""
+        """Restore a state that the method `state` returned."""
 
 
 class Stateless:

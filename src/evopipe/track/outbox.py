@@ -68,7 +68,7 @@ class Outbox:
             self._process.stdout.close()
 
     def deliver(self) -> None:
-        """Start a process that delivers the record as it is now, and return at once.
+        """Start a process that delivers the record in its current state, and return at once.
 
         Raises:
             OSError: no process can be started.

@@ -131,12 +131,12 @@ class Agent(View):
 
     @property
     def observation_space(self) -> Any:
-        """Gymnasium's observation space; for a team, a dictionary of spaces by agent."""
+        """The environment's observation space, of Gymnasium; for a team, a dictionary of spaces by agent."""
         return self.breed.observation_space
 
     @property
     def action_space(self) -> Any:
-        """Gymnasium's action space; for a team, a dictionary of spaces by agent."""
+        """The environment's action space, of Gymnasium; for a team, a dictionary of spaces by agent."""
         return self.breed.action_space
 
     @property
@@ -384,7 +384,7 @@ class Agent(View):
         return self.fitness[-1]
 
     def go_on_from(self, parent: Self, slot: Self) -> None:
-        """Copy the counters of an agent, and continue the random draws of another.
+        """Copy the counters of one agent, and continue the random draws of another.
 
         Args:
             parent: the agent whose scores, steps and fitness are copied.
@@ -404,11 +404,11 @@ class Agent(View):
         stored_agent.write(Path(path), self.breed, self.member, counters)
 
     def load_checkpoint(self, path: str | Path) -> None:
-        """Replace this agent's state by that in a folder which `save_checkpoint` wrote.
+        """Replace this agent's state by the state in a folder that `save_checkpoint` wrote.
 
         Raises:
             MissingInputError: the folder does not exist.
-            DataError: it is damaged, or belongs to another algorithm or other spaces.
+            DataError: the folder is damaged, or its agent has another algorithm or other spaces.
         """
         found = kind_of("").load(path)
         if found.algo != self.algo or found.breed.spec.spaces != self.breed.spec.spaces:
@@ -428,7 +428,7 @@ class Agent(View):
 
         Raises:
             MissingInputError: the folder does not exist.
-            DataError: it is damaged, or holds an agent of another algorithm.
+            DataError: the folder is damaged, or holds an agent of another algorithm.
         """
         one_process(accelerator)
         member, breed, counters = stored_agent.read(Path(path), device)

@@ -123,7 +123,10 @@ _ROLLOUTS = {"batch_size": 64, "lr": 1e-4, "learn_step": 2048, "gamma": 0.99, "g
 
 
 class DQN(_Algorithm):
-    """Deep Q-network, double by default.
+    """An agent of deep Q-learning, double by default.
+
+    A call makes one agent, and `population` makes several. Hyper-parameters are arguments by name, and `DEFAULTS` has
+    their defaults.
 
     Examples:
         >>> import gymnasium
@@ -140,11 +143,14 @@ class DQN(_Algorithm):
 
 
 class RainbowDQN(_Algorithm):
-    """Rainbow: a distributional, dueling, noisy deep Q-network.
+    """An agent of Rainbow, a distributional, dueling, noisy deep Q-network.
+
+    A call makes one agent, and `population` makes several. Hyper-parameters are arguments by name, and `DEFAULTS` has
+    their defaults.
 
     Attributes:
-        beta: how much importance weights correct for priorities, for the script's own loop.
-        n_step: the steps of a transition, for the script's own loop.
+        beta: the exponent of importance weights, which a script's own loop passes to `memory.sample`.
+        n_step: the number of steps in a transition, for the script's own loop.
 
     Examples:
         >>> import gymnasium
@@ -183,7 +189,10 @@ class RainbowDQN(_Algorithm):
 
 
 class CQN(_Algorithm):
-    """Conservative Q-learning over discrete actions, from a dataset.
+    """An agent of conservative Q-learning over discrete actions, which learns from a dataset.
+
+    A call makes one agent, and `population` makes several. Hyper-parameters are arguments by name, and `DEFAULTS` has
+    their defaults.
 
     Examples:
         >>> import gymnasium
@@ -198,7 +207,10 @@ class CQN(_Algorithm):
 
 
 class DDPG(_Algorithm):
-    """Deep deterministic policy gradient.
+    """An agent of deep deterministic policy gradient.
+
+    A call makes one agent, and `population` makes several. Hyper-parameters are arguments by name, and `DEFAULTS` has
+    their defaults.
 
     Examples:
         >>> import gymnasium
@@ -214,7 +226,10 @@ class DDPG(_Algorithm):
 
 
 class TD3(_Algorithm):
-    """Twin delayed deep deterministic policy gradient.
+    """An agent of twin delayed deep deterministic policy gradient.
+
+    A call makes one agent, and `population` makes several. Hyper-parameters are arguments by name, and `DEFAULTS` has
+    their defaults.
 
     Examples:
         >>> import gymnasium
@@ -229,7 +244,10 @@ class TD3(_Algorithm):
 
 
 class PPO(_Algorithm):
-    """Proximal policy optimisation, recurrent with `recurrent=True`.
+    """An agent of proximal policy optimisation; its network is recurrent with `recurrent=True`.
+
+    A call makes one agent, and `population` makes several. Hyper-parameters are arguments by name, and `DEFAULTS` has
+    their defaults.
 
     Examples:
         >>> from evopipe.compat.agilerl import PPO, collect_rollouts, make_vect_envs
@@ -264,7 +282,11 @@ class _Team(_Algorithm):
 
 
 class MADDPG(_Team):
-    """Multi-agent deep deterministic policy gradient: each agent acts by itself, critics see all.
+    """A team of multi-agent deep deterministic policy gradient: an actor sees its own agent's observation, a critic
+    those of all agents.
+
+    A call makes one agent, and `population` makes several. Hyper-parameters are arguments by name, and `DEFAULTS` has
+    their defaults.
 
     Examples:
         >>> from mpe2 import simple_spread_v3
@@ -282,7 +304,10 @@ class MADDPG(_Team):
 
 
 class MATD3(_Team):
-    """Multi-agent twin delayed deep deterministic policy gradient.
+    """A team of multi-agent twin delayed deep deterministic policy gradient.
+
+    A call makes one agent, and `population` makes several. Hyper-parameters are arguments by name, and `DEFAULTS` has
+    their defaults.
 
     Examples:
         >>> from mpe2 import simple_spread_v3
@@ -299,7 +324,10 @@ class MATD3(_Team):
 
 
 class IPPO(_Team):
-    """Independent proximal policy optimisation of teams.
+    """A team of independent proximal policy optimisation, in which each agent learns from its own observations.
+
+    A call makes one agent, and `population` makes several. Hyper-parameters are arguments by name, and `DEFAULTS` has
+    their defaults.
 
     Examples:
         >>> from mpe2 import simple_spread_v3

@@ -133,10 +133,13 @@ class ReplayBuffer(Memory):
         memory_size: the capacity in transitions; the oldest transitions are overwritten.
         field_names: the names `state`, `action`, `reward`, `next_state` and `done`, in the order in which a script
             saves these parts.
-        action_dim: has no effect; the shape follows from the first transition.
+        action_dim, num_envs: have no effect; the shapes follow from the saved transitions.
         device: has no effect; a batch is moved to the agent's device when the agent learns from it.
         max_size: the newer name of `memory_size`.
         seed: seed of the random draws of `sample`.
+
+    Attributes:
+        alpha: the exponent of priorities; None if the buffer is not prioritised.
 
     Raises:
         UsageError: neither or both of `memory_size` and `max_size` are given, or `field_names` has other names.
@@ -300,14 +303,17 @@ class Completed:
 
 
 class MultiStepReplayBuffer(ReplayBuffer):
-    """A replay buffer of n-step transitions. At the end of an episode a transition has fewer steps.
-    Each agent discounts the rewards by its own γ.
+    """A replay buffer of n-step transitions. At the end of an episode a transition has fewer steps. Each agent
+    discounts the rewards by its own γ.
 
     Args:
-        memory_size, field_names, device, action_dim, max_size, seed: as in `ReplayBuffer`.
+        memory_size, max_size: the older and the newer name of the capacity in transitions.
+        field_names: the names of a transition's five parts, in the order in which a script saves them.
         num_envs: the number of environments whose steps are saved.
         n_step: the number of steps in a transition.
         gamma: has no effect, because each agent has a discount of its own.
+        device, action_dim: have no effect.
+        seed: seed of the random draws of `sample`.
 
     Examples:
         >>> from evopipe import MultiStepReplayBuffer
@@ -347,11 +353,12 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     """A prioritised replay buffer, which draws transitions with a high TD error more often (Schaul et al., 2016).
 
     Args:
-        memory_size, field_names, device, action_dim, max_size, seed: as in `ReplayBuffer`.
-        num_envs: has no effect; any number of environments may be saved at once.
+        memory_size, max_size: the older and the newer name of the capacity in transitions.
+        field_names: the names of a transition's five parts, in the order in which a script saves them.
         alpha: the exponent of priorities; 0 draws uniformly.
         n_step: the number of steps in a transition, as in `MultiStepReplayBuffer`.
-        gamma: has no effect, because each agent has a discount of its own.
+        num_envs, gamma, device, action_dim: have no effect.
+        seed: seed of the random draws of `sample`.
 
     Examples:
         >>> from evopipe import PrioritizedReplayBuffer

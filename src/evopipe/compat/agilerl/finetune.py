@@ -42,7 +42,7 @@ def finetune_llm_reasoning(
     """Train language models on questions with rewards, by `GRPO`, `LLMPPO` or `LLMREINFORCE`.
 
     A step is one batch of questions, the same for all agents. Each agent writes its own completions, and learns from
-    them.
+    these.
 
     Args:
         pop: agents, as `create_population` or `GRPO.population` make them.
@@ -59,8 +59,7 @@ def finetune_llm_reasoning(
         mutation: the mutation of hyper-parameters; the weights of other kinds must be 0. None for no mutation.
         wandb_api_key, wandb_project, wandb_entity, wandb_run_name: settings of Weights & Biases.
         evaluation_interval: steps between evaluations. Agents are also evaluated before each evolution and at the end.
-            All agents get the same held-out rows, at
-            most 64.
+            All agents get the same held-out rows, at most 64.
         max_reward: the reward of a completion that is completely right. The share of such completions is reported as
             `accuracy`; None for no such report.
         verbose: whether progress is printed.

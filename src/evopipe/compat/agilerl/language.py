@@ -172,11 +172,11 @@ class LanguageAgent(View):
         stored.write(Path(path), [replace(self.member, slot=0)], {**wanted, **more})
 
     def load_checkpoint(self, path: str | Path) -> None:
-        """Replace this agent's state by that in a folder which `save_checkpoint` wrote for the same model.
+        """Replace this agent's state by the state in a folder that `save_checkpoint` wrote for the same model.
 
         Raises:
             MissingInputError: the folder does not exist.
-            DataError: it is damaged, or of another algorithm or model.
+            DataError: the folder is damaged, or its agent has another algorithm or model.
         """
         wanted = {"format": _FORMAT, "algo": self.algo, "model": self.breed.base.digest}
         (member, *_), about = stored.read(Path(path), wanted, _REMEDY, self.breed.spec.check)

@@ -33,7 +33,7 @@ class MultiAgentReplayBuffer(Memory):
 
     Args:
         memory_size: the capacity in transitions; a transition is one step of all agents.
-        field_names: as in `ReplayBuffer`.
+        field_names: the names of a transition's five parts, in the order in which a script saves them.
         agent_ids: the agents' ids; None for the agents in the first saved state.
         device: has no effect.
         seed: seed of the random draws of `sample`.

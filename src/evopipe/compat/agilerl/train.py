@@ -109,9 +109,10 @@ def views(run: Run[Any], view: Callable[..., Any], breed: Any, before: Sequence[
 
     Args:
         run: the run.
-        view: the class of the agents.
-        breed: what all agents share, see `Breed`.
-        before: the agents before the run; an agent continues the count of steps of the one with the same index.
+        view: the function or class that makes an agent from (breed, member, mutation).
+        breed: what all agents share, a `Breed` or `LanguageBreed`.
+        before: the agents before the run, by index. An agent's count of steps continues from the agent with the same
+            index.
         each: how much the count grows for every step of the run.
     """
     found = [view(breed, member, birth) for member, birth in zip(run.members, run.births, strict=True)]
@@ -162,7 +163,12 @@ def conduct(session: Session[Any], between: Callable[[Tracker], None]) -> Champi
     """Train to the end, deliver the results to the trackers, and return the champion, the best member of all
     generations.
 
-    `between` is called after each step, and once more at the end. For errors see `Session.train`.
+    Args:
+        session: the session of the training.
+        between: a function that is called with the tracker after each step, and once more at the end.
+
+    Raises:
+        DivergedError, EnvironmentFailed, Interrupted: see `run.session.Session.train`.
     """
     champion = session.train(between)
     between(session.tracker)

@@ -217,8 +217,11 @@ class AgentTrainer:
             _check_arguments(self.env_class, self.env_args, "env_args")
 
     def make(self, outside: Any = None) -> Callable[..., Workflow]:
-        """Return the function that makes the workflow of one episode. `outside` is the server for agents that call the
-        model over HTTP; None if there are no such agents."""
+        """Return the function that makes the workflow of one episode: it takes the arguments of the workflow's
+        constructor, and returns the `Workflow`.
+
+        `outside` is the server for agents that call the model over HTTP; None if there are no such agents.
+        """
         agents, own = self.resolved.agents, cast("Any", self.workflow_class)
         if outside is not None:
             return cast("Callable[..., Workflow]", outside.make)
