@@ -97,11 +97,19 @@ def sweep(
     settings: Sequence[Setting], top: Path, jobs: int, dataset: bool, tell: _Tell, warn: _Tell,
     keep: Callable[[SweptRun], None] = lambda run: None,
 ) -> list[SweptRun]:  # fmt: skip
-    """Run every setting in a folder of its own below `top`, `jobs` at a time; return the finished runs, the best first.
+    """Run every setting in a folder of its own; return the finished runs, the best first.
 
     A run that has finished before is not run again, and a run that was stopped continues. The failure of a run does not
-    stop the others. `dataset` says whether the stages that make a dataset run too. `keep` is called with each run as
-    soon as it has finished.
+    stop the others.
+
+    Args:
+        settings: the parameters of each run.
+        top: the folder of the runs' folders.
+        jobs: the number of runs at the same time.
+        dataset: whether the stages that make a dataset run too.
+        tell: a function that is called with sentences on the progress.
+        warn: a function that is called with warnings.
+        keep: a function that is called with each run as soon as it has finished.
 
     Raises:
         BusyError: another sweep works in this folder.

@@ -211,9 +211,11 @@ class TrainingRecord:
         return None
 
     def begin(self, params: Mapping[str, Any], **told: str | None) -> None:
-        """Create the record, with all of `params.yaml`, git `revision`, DVC `experiment` and `version` of evopipe.
+        """Create the record. An existing record is left as it is, because the run is resumed or repeated.
 
-        An existing record is left as it is, because the run is resumed or repeated.
+        Args:
+            params: all of `params.yaml`, as JSON data.
+            told: the git `revision`, the DVC `experiment` and the `version` of evopipe, each a text or None.
         """
         if not (self.folder / _ABOUT).exists():
             about = {"key": self.folder.name, "params": params, "started": round(time.time(), 3), **told}

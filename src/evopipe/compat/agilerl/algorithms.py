@@ -19,6 +19,9 @@ from evopipe.errors import UsageError
 class BPTTSequenceType(StrEnum):
     """How the rollout of a recurrent `PPO` is cut into the sequences that it learns from.
 
+    `CHUNKED` cuts it every `max_seq_len` steps; `MAXIMUM` and `FIFTY_PERCENT_OVERLAP` both cut it every half of that,
+    into sequences that overlap.
+
     Examples:
         >>> import gymnasium
         >>> from evopipe.compat.agilerl import PPO, BPTTSequenceType

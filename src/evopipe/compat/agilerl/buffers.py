@@ -91,14 +91,15 @@ class Experiences(tuple[Any, ...]):
     """A batch of transitions from a replay buffer: a tuple (state, action, reward, next_state, done) of NumPy arrays
     `[B, …]`.
 
+    The parts can also be read by name: `obs`, `action`, `reward`, `next_obs`, `done`, and `idxs` and `weights`, `[B]`
+    each.
+
     Attributes:
         memory: the buffer that the batch was drawn from.
         rows: the same transitions as packed rows, `[1, B, size]`.
-        at: row indices in the buffer, `[1, B]`.
-        places, weight: row indices in the buffer and importance weights, `[1, B]`; None if the buffer is not
-            prioritised.
-
-    A part goes by its name too: `obs`, `action`, `reward`, `next_obs`, `done`, and `idxs`, `weights` `[B]`.
+        at: the transitions' row indices in the buffer, `[1, B]`.
+        places, weight: for a prioritised buffer, the row indices whose priorities are updated, and the importance
+            weights, `[1, B]` each; else None.
 
     Examples:
         >>> from evopipe import ReplayBuffer

@@ -281,8 +281,29 @@ def own_names(algo: str, name: str) -> list[str]:
 
 
 class LanguageSettings(TypedDict, total=False):
-    """Hyper-parameters of algorithms for language models. Hyper-parameters that are not given have the algorithm's
-    defaults (`evopipe params block`). An error is raised for a hyper-parameter that the algorithm does not have."""
+    """Hyper-parameters of algorithms for language models, by name.
+
+    Hyper-parameters that are not given have the algorithm's defaults (`evopipe params block`). An error is raised for a
+    hyper-parameter that the algorithm does not have.
+
+    Attributes:
+        batch_size: completions in an update.
+        lr: the learning rate; of `LLMPPO` that of the policy and the value.
+        lr_actor, lr_critic: the learning rates of the policy and of the value.
+        beta: the weight β of the divergence from the base model; of `DPO` the factor of log-probability ratios.
+        clip_coef: how far a probability ratio may go from 1; as a pair, down and up.
+        max_grad_norm: the largest norm of a gradient.
+        update_epochs: passes over the completions of a step.
+        group_size: completions of one prompt.
+        temperature, top_p, top_k: settings of sampling.
+        ent_coef: the weight of the entropy bonus.
+        gamma, gae_lambda: the discount, and λ of generalised advantage estimation.
+        vf_coef: the weight of the value's loss.
+        nll_alpha: of `DPO`, the weight of the chosen completion's log-likelihood.
+        loss_type: the form of the loss of `GRPO`.
+        adv_norm: how advantages of a group are normalised: by mean and standard deviation, or by the mean only.
+        max_output_tokens: the most tokens of a completion.
+    """
 
     batch_size: int
     """Completions an update; None or more than a step has: all of a step."""
