@@ -47,7 +47,7 @@ class Agent(View):
         spared: whether the agent is the fittest of its generation, which `Mutations` leaves unchanged by default.
 
     Attributes:
-        breed: as in the arguments.
+        ALGO: evopipe's name of the algorithm, in classes such as `DQN`; else empty.
         index: the agent's index in the population.
         fitness: the results of `test`, oldest first.
         scores: returns of finished episodes, for the script's own loop to fill.

@@ -182,7 +182,8 @@ class RainbowDQN(_Algorithm):
         self.beta, self.n_step = parent.beta, parent.n_step
 
     def learn(self, experiences: Any = None, **kwargs: Any) -> Any:
-        """Learn from a batch of transitions, as `Agent.learn` does; return (loss, indices, errors).
+        """Learn from a batch of transitions, `experiences`, as `Agent.learn` does with the same arguments; return
+        (loss, indices, errors).
 
         The indices `[B]` and TD errors of the batch's transitions fit `memory.update_priorities`, which `learn` itself
         has already called. Both are None if the memory has no priorities.

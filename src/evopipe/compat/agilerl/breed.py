@@ -90,10 +90,13 @@ class Breed:
         return own.astype(np.float32).reshape(-1, *space.shape)
 
     def drawn(self, own: Any, count: int, space: ActionSpace | None = None) -> torch.Tensor:
-        """Convert `count` actions `[n, …]` from the environment's units to the algorithm's encoding, the inverse of the
-        method `undrawn`. The result has no padding.
+        """Convert actions `[n, …]` from the environment's units to the algorithm's encoding, the inverse of the method
+        `undrawn`. The result has no padding.
 
-        For an agent of a team, `space` is that agent's space; for a single agent it is None.
+        Args:
+            own: the actions.
+            count: the number of actions, `n`.
+            space: for an agent of a team, that agent's space; None for a single agent.
         """
         space = space or self.actions
         array = np.asarray(own).reshape(count, *space.shape)
@@ -106,8 +109,10 @@ class Breed:
         return torch.from_numpy((2.0 * (flat - low) / (high - low) - 1.0).astype(np.float32))
 
     def with_params(self, params: Params, spec: EnvSpec, spaces: tuple[Any, Any] | None = None) -> Breed:
-        """Return a copy with other parameters and another run configuration `spec`. If `spaces` is given, it replaces
-        the observation and action space."""
+        """Return a copy of this breed with other parameters `params` and another run configuration `spec`.
+
+        `spaces`, if given, are the observation space and the action space of the copy.
+        """
         if spaces is None:
             return replace(self, spec=spec, params=params)
         return replace(_of_spaces(*spaces, self.team is not None), spec=spec, params=params)

@@ -296,8 +296,12 @@ class ReplayBuffer(Memory):
 
 @dataclass(frozen=True)
 class Completed:
-    """The n-step transitions that one call of `MultiStepReplayBuffer.add` completed: its buffer, and the transitions as
-    packed rows `[1, n, size]`."""
+    """The n-step transitions that one call of `MultiStepReplayBuffer.add` completed.
+
+    Attributes:
+        memory: the buffer of that call.
+        rows: the transitions as packed rows, `[1, n, size]`.
+    """
 
     memory: ReplayBuffer
     rows: np.ndarray  # [1, n, size], at least one
@@ -388,7 +392,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
 
 class ReplayDataset(IterableDataset[Experiences]):
-    """An endless iterable dataset of batches drawn from a replay buffer, for a `torch.utils.data.DataLoader`.
+    """An endless iterable dataset of batches drawn from a replay buffer, for a `torch.utils.data.DataLoader`. A batch
+    has `batch_size` transitions.
 
     Examples:
         >>> from evopipe import ReplayBuffer, ReplayDataset

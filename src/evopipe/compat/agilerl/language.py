@@ -349,8 +349,25 @@ class LanguageAlgorithm:
         full: bool = False, seed: int = 1, device: Any = None, accelerator: Any = None,
         **settings: Unpack[LanguageSettings],
     ) -> list[LanguageAgent]:  # fmt: skip
-        """Return `size` new agents over one model, with the arguments of a call of the object (`__call__`): the model
-        `actor_network`, its tokenizer, and hyper-parameters as `settings`."""
+        """Return `size` new agents over one model.
+
+        Args:
+            size: the number of agents.
+            actor_network: a causal language model of `transformers`, or a folder that holds one.
+            pad_token_id, pad_token: the token of pads (None for the tokenizer's), and its text.
+            hp_config: the ranges of the hyper-parameters that may mutate; None for the algorithm's own ranges.
+            tokenizer: the model's tokenizer; None for that of the environment.
+            lora_config: rank and scale of the adapters; None for 8 and 16.
+            full: whether every weight is trained, for tiny models.
+            seed: seed of the adapters' first weights and of all random draws.
+            device: `cpu` or `cuda`; None for `cuda` if it is available.
+            accelerator: an Accelerator of one process.
+            settings: hyper-parameters by name, see `LanguageSettings`.
+
+        Raises:
+            UsageError: an argument cannot be used, or would have no effect.
+            ParamsError: a value is out of its bounds.
+        """
         return language_agents(
             self.name, size, actor_network, tokenizer, pad_token_id, pad_token, hp_config, lora_config, full, seed,
             device, accelerator, settings,

@@ -214,10 +214,14 @@ def function_for(name: str) -> str:
 
 
 class Call(SimpleNamespace):
-    """The arguments of one call of a training function, as attributes named as in the function's signature.
+    """The arguments of one call of a training function, as attributes named as in the function's signature, such as
+    `pop`, `mutation` and `tournament`.
 
-    The attributes `train` and `block` hold parameters of the run that replace the population's own: keys of the blocks
-    `train` and `algos.<name>`.
+    Two more attributes, `train` and `block`, hold parameters of the run that replace the population's own: keys of the
+    blocks `train` and `algos.<name>`.
+
+    Args:
+        arguments: the arguments by name.
     """
 
     pop: Sequence[Agent]

@@ -55,12 +55,13 @@ class AgentWrapper:
             setattr(self.agent, name, value)
 
     def get_action(self, obs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the wrapped agent's actions for observations; for the arguments and the result see
-        `Agent.get_action`."""
+        """Return the wrapped agent's actions for the observations `obs`. Further arguments, and the result, are those
+        of `Agent.get_action`."""
         return self.agent.get_action(obs, *args, **kwargs)
 
     def learn(self, experiences: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Let the wrapped agent learn from `experiences`, and return the loss; for the arguments see `Agent.learn`."""
+        """Let the wrapped agent learn from `experiences`, and return the loss. Further arguments are those of
+        `Agent.learn`."""
         return self.agent.learn(experiences, *args, **kwargs)
 
     def test(self, env: Any, swap_channels: bool = False, max_steps: int | None = None, loop: int = 1) -> float:

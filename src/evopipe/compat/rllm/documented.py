@@ -141,7 +141,11 @@ def changed(key: str, value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def idle(documented: Values, algo: str) -> Iterator[tuple[str, str]]:
-    """Yield each documented key of rLLM that has no effect, given the other keys, with the reason."""
+    """Yield (key, reason) for each documented key of rLLM that has no effect.
+
+    `documented` has the values of the documented keys that were given, and `algo` is the algorithm; an effect may
+    depend on both.
+    """
     if "algorithm.lam" in documented and algo != "ppo_language":
         yield "algorithm.lam", "it is of adv_estimator=gae alone"
     for start, among in (("rllm.stepwise_advantage", OWN), ("rllm.compact_filtering", FILTERS)):
