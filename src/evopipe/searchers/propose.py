@@ -29,7 +29,8 @@ LOG_FROM = 10.0
 
 
 def bound(low: float, high: float, whole: bool) -> Bound:
-    """Return the bound of a hyper-parameter with the range `low` to `high`.
+    """Return the bound of a hyper-parameter with the range `low` to `high`; `whole` says whether its values are whole
+    numbers.
 
     Draws are uniform in the value's logarithm if the range is positive and its ends differ by a factor of `LOG_FROM` or
     more.
@@ -45,7 +46,7 @@ def inside(bound: Bound, value: float) -> float:
 
 
 def at(space: Mapping[str, Bound], shares: Sequence[float]) -> dict[str, float]:
-    """Map a point of the unit cube to hyper-parameter values, by name.
+    """Map a point of the unit cube to values of the hyper-parameters in `space`, by name.
 
     The point `shares` has one coordinate in [0, 1) for each hyper-parameter, in the order of sorted names. 0 is the low
     end of a range, 1 the high end.
@@ -63,7 +64,7 @@ def value_at(bound: Bound, share: float) -> float:
 
 
 def share_of(bound: Bound, value: float) -> float:
-    """Map a value to its coordinate in [0, 1], the inverse of `value_at`.
+    """Map a value to its coordinate in [0, 1] within a bound's range. This is the inverse of `value_at`.
 
     A value outside the range is mapped to 0 or 1. If the range is a single value, the coordinate is 0.5.
     """
@@ -126,7 +127,8 @@ def drawn_values(
 
 
 def sobol_values(space: Mapping[str, Bound], seed: int, index: int) -> dict[str, float]:
-    """Return the hyper-parameters at the point `index` of the Sobol sequence that is scrambled by the run's seed."""
+    """Return the hyper-parameters in `space` at the point `index` of the Sobol sequence that is scrambled by the run's
+    seed."""
     if not space:
         return {}
     from torch.quasirandom import SobolEngine
@@ -161,6 +163,9 @@ def first_values(
 
 class Proposer:
     """An object that chooses the hyper-parameters of new trials, by the method that `search.proposer` names.
+
+    Args:
+        about: the facts about the run, with the method as `about.proposer`.
 
     Raises:
         MissingInputError: the method needs Optuna, which is not installed.
