@@ -253,8 +253,11 @@ class _Sink(Protocol):
 class Tracker:
     """An object that passes a run's events to sinks: console and log.
 
-    Its methods never raise an `Exception`, because a failing sink must not end a run. They take as much time as the
+    The methods never raise an `Exception`, because a failing sink must not end a run. A call takes as much time as the
     sinks take.
+
+    Args:
+        sinks: the sinks, objects with the methods `emit` and `close`.
     """
 
     def __init__(self, sinks: Iterable[_Sink] = ()) -> None:
@@ -294,7 +297,7 @@ def _warn(sink: _Sink, what: str, error: Exception) -> None:
 
 
 class JsonlSink:
-    """A sink that appends events to a log file, one JSON object per line.
+    """A sink that appends events to the log file `path`, one JSON object per line.
 
     Each JSON object has `event`, `time` (seconds since 1970), and the event's fields. Numbers that are not finite
     become null. A `Progress` event less than `progress_seconds` after the one before is left out. If the disk is full,
