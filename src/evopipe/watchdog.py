@@ -154,10 +154,8 @@ def _leave(status: int) -> NoReturn:
 
 
 def hurry(hurried: bool = True) -> None:
-    """Limit foreign code to `GRACE` seconds from now on, because a signal asked the process to stop.
-
-    `hurry(False)` restores the full time.
-    """
+    """Limit foreign code to `GRACE` seconds from now on, because a signal asked the process to stop. With
+    `hurried=False`, restore the full time."""
     global _hurried
     _hurried = hurried
     if hurried and _watching is not None:

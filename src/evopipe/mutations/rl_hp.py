@@ -38,7 +38,8 @@ def mutate(cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.G
 
 
 def scaled(old: float, evolve: Evolve, up: bool, whole: bool) -> float:
-    """Return a value multiplied by `evolve.grow` (if `up`) or `evolve.shrink`, and clipped to the range of `evolve`.
+    """Return the value `old` multiplied by `evolve.grow` (if `up`) or `evolve.shrink`, and clipped to the range of
+    `evolve`.
 
     If `whole`, the value is a whole number and moves by at least 1. A value outside its range never moves against the
     direction of `up`; it is then returned unchanged.

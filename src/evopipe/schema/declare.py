@@ -112,7 +112,8 @@ def ordered(*names: str) -> Any:
 
 
 def unknown_key(name: str, known: Collection[str]) -> str:
-    """Return a sentence about a key that a block does not have, with the key that was probably meant."""
+    """Return a sentence about the key `name` that a block does not have, with the key of `known`, the block's keys,
+    that was probably meant."""
     return f"unknown key{spellings.here(name, known) or suggestion(name, known)}"
 
 

@@ -27,8 +27,8 @@ def dump_yaml(data: Any, on_one_line: bool = False) -> str:
 
 
 def block(name: str, values: BaseModel) -> str:
-    """Return a block as YAML text, indented by one level: an algorithm's below `algos`, or a strategy's below
-    `search`."""
+    """Return a block called `name` as YAML text, indented by one level: an algorithm's below `algos`, or a strategy's
+    below `search`."""
     return "\n".join((f"{_INDENT}{name}:", *entries(values, 2 * _INDENT))) + "\n"
 
 

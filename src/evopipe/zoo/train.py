@@ -121,6 +121,10 @@ def result(row: ZooRow, swept: SweptRun) -> tuple[Seed, bytes]:
 
     The archive is a safetensors file with the elite's tensors, whose metadata has the content of `policy.json`.
 
+    Args:
+        row: the row.
+        swept: the finished run.
+
     Raises:
         DataError: a file of the run is damaged.
         MissingInputError: a file of the run does not exist.
