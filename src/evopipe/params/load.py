@@ -35,9 +35,9 @@ def any_params(given: str | os.PathLike[str] | AnyParams | Mapping[str, Any]) ->
 
 
 def env_params(given: str | os.PathLike[str] | AnyParams | Mapping[str, Any], otherwise: Exception) -> Params:
-    """Return checked parameters as `any_params` does, from a params file, a mapping or `Params`.
+    """Return checked parameters as `any_params` does: of `given`, which is a params file, a mapping or `Params`.
 
-    The exception `otherwise` is raised if they are the parameters of language models.
+    If the parameters are those of language models, the exception `otherwise` is raised.
     """
     found = any_params(given)
     if not isinstance(found, Params):

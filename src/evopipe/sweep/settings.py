@@ -75,7 +75,8 @@ def settings_of(
             episode then.
 
     Raises:
-        UsageError: an option is not of this form, two of them name the same key, or there are too many runs.
+        UsageError: a text in `sets` or `samples` has another form, two texts name the same key, or there are too many
+            runs.
         MissingInputError, ParamsError: the file, or the parameters of a run, cannot be used.
     """
     base, data = load_params(file), read_yaml(file).data

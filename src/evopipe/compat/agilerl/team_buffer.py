@@ -91,7 +91,8 @@ class MultiAgentReplayBuffer(Memory):
         self.counter += n
 
     def sample(self, batch_size: int, *_: Any) -> TeamExperiences:
-        """Return a batch of transitions drawn uniformly, with replacement.
+        """Return a batch of `batch_size` transitions drawn uniformly, with replacement. Further arguments have no
+        effect.
 
         Raises:
             UsageError: the buffer is empty.
