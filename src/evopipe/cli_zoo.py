@@ -26,10 +26,10 @@ _Jobs = Annotated[
 
 
 def seeds_of(text: str) -> list[int]:
-    """Read seeds such as `1-5` or `1,3,7-9`.
+    """Return the seeds that a text such as `1-5` or `1,3,7-9` names, without duplicates.
 
     Raises:
-        UsageError: it is something else, or names more than a thousand.
+        UsageError: the text has another form, or names too many seeds (a range may have at most 1000).
     """
     found: dict[int, None] = {}
     for part in text.split(","):

@@ -74,7 +74,8 @@ def facts_of_events(
 
 
 def told(head: str, found: list[Advice]) -> list[str]:
-    """Return the sentence and the advice from `examine` as lines for a terminal, the advice numbered from 1."""
+    """Return the result of `examine` as lines for a terminal: the sentence `head`, then the advice `found`, numbered
+    from 1."""
     if not found:
         return [head, "  nothing stands out"]
     return [head, *(f"  {number}. {clean(advice.text)}" for number, advice in enumerate(found, start=1))]

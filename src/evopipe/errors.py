@@ -88,7 +88,7 @@ class TrackerError(EvopipeError, exit_code=75):
 
 
 class HubError(EvopipeError, exit_code=75):
-    """A hub could not be reached, or did not take what it was given."""
+    """The error raised when the Hugging Face hub cannot be reached, or refuses a request."""
 
 
 class Interrupted(SystemExit):
@@ -96,6 +96,10 @@ class Interrupted(SystemExit):
 
     This is a `SystemExit`, no ordinary `Exception`. A script that does not catch the exit ends with one sentence and
     without a traceback. The exit code of a script or command is 128 + `signum`: 130 for SIGINT, 143 for SIGTERM.
+
+    Args:
+        signum: the number of the signal.
+        message: the sentence.
     """
 
     def __init__(self, signum: int, message: str) -> None:

@@ -54,6 +54,7 @@ class Stage(NamedTuple):
     """One stage of the pipeline, whose code is the module `evopipe.stages.NAME`.
 
     Attributes:
+        name: the stage's name.
         help: the stage's purpose, in a few words.
         env: the stage's inputs and outputs, for members that act in environments.
         text: the stage's inputs and outputs, for members that are language models.

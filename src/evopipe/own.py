@@ -20,11 +20,14 @@ NAME = re.compile(r"(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):(?P<name>[A-Za-z_]
 
 @contextlib.contextmanager
 def foreign(what: str, watched: Watchdog | None = None) -> Iterator[None]:
-    """Convert every failure of a user's code inside a `with` block to one type of error; `watched` limits the code's
-    time.
+    """Convert every failure of a user's code inside a `with` block to one type of error.
+
+    Args:
+        what: a text that names the code, with which the message begins.
+        watched: a watchdog that limits the code's time; None for no limit.
 
     Raises:
-        EnvironmentFailed: the code raised, called `sys.exit`, or hung; the message begins with `what`.
+        EnvironmentFailed: the code raised an exception, called `sys.exit`, or hung.
     """
     try:
         with watched or contextlib.nullcontext():

@@ -30,7 +30,14 @@ _VALUE = re.compile(r"(?P<module>[\w.]+)\s*(:\s*(?P<name>[\w.]+))?\s*")
 
 @dataclass(frozen=True)
 class Plugin:
-    """One entry point of an installed package: its group, name and value, and the package's name and version."""
+    """One entry point of an installed package.
+
+    Attributes:
+        group: the entry point's group, such as `evopipe.searchers`.
+        name: the entry point's name.
+        value: the module or object that the entry point refers to, as `module` or `module:name`.
+        package, version: the name and the version of the package.
+    """
 
     group: str
     name: str

@@ -64,7 +64,7 @@ def run(params: AnyParams, seeds: int, quiet: bool = False) -> None:
 
     The seeds are the `seeds` numbers that follow the run's own seed. Each trained member is scored as the elite was.
     The results go to `reports/replay.json`. Finished trainings are kept, so that a stopped command continues where it
-    was.
+    was. `params` are the run's parameters, and `quiet` suppresses messages on progress.
 
     Raises:
         MissingInputError: a file of the run does not exist.

@@ -112,7 +112,8 @@ class Watchdog:
         _timer.begin(period)
 
     def look(self) -> None:
-        """Check the progress, and raise `Hung` if there was none for too long; the timers call this method."""
+        """Check whether the code has made progress; raise `Hung` if it has made none for too long. The timers call this
+        method."""
         now, seen = time.monotonic(), self._progress()
         if seen != self._seen:
             self._seen, self._since = seen, now
@@ -153,10 +154,8 @@ def _leave(status: int) -> NoReturn:
 
 
 def hurry(hurried: bool = True) -> None:
-    """Limit foreign code to `GRACE` seconds from now on, because a signal asked the process to stop.
-
-    `hurry(False)` restores the full time.
-    """
+    """Limit foreign code to `GRACE` seconds from now on, because a signal asked the process to stop. With
+    `hurried=False`, restore the full time."""
     global _hurried
     _hurried = hurried
     if hurried and _watching is not None:

@@ -38,8 +38,16 @@ _Read = Callable[[Path], bytes]
 
 @dataclass(frozen=True)
 class Finished:
-    """One finished run: its seed and other parameters, the elite's held-out scores, and a function that reads the run's
-    files."""
+    """One finished run.
+
+    Attributes:
+        seed: the run's seed.
+        settings: the other parameters, by dotted key.
+        elite: the elite's held-out scores by name, such as `mean` and `interval`.
+        episodes: the number of held-out episodes.
+        name: the folder, experiment or revision of the run, as text.
+        read: a function that returns the content of one of the run's files, by its path in the run's folder.
+    """
 
     seed: int
     settings: Mapping[str, Any]  # its other parameters, by dotted key
@@ -69,8 +77,15 @@ class Finished:
 class Row:
     """One row of the comparison: a configuration with all its runs, and statistics of their held-out returns.
 
-    `means` has each run's mean return. `mean`, `interval` (95 %) and `iqm` (interquartile mean) are computed over the
-    runs' means, or for a single run over its episodes; `over` says which, in words.
+    Attributes:
+        label: a short text with the parameters in which the configuration differs from others.
+        over: a text that says over what `mean`, `interval` and `iqm` are computed: over the runs' means, or for a
+            single run over its episodes.
+        runs: the configuration's runs.
+        means: the mean return of each run.
+        mean: the mean return.
+        interval: the 95 % confidence interval of `mean`.
+        iqm: the interquartile mean of the returns.
     """
 
     label: str
@@ -126,7 +141,8 @@ def compare(what: Sequence[str] = (), everywhere: bool = False) -> tuple[list[Ro
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return the comparison as text for a terminal: a table with aligned columns, one line for each configuration."""
+    """Return the comparison as lines of text for a terminal: a header and one line for each configuration, with aligned
+    columns."""
     return "\n".join(columns(cells(rows)))
 
 

@@ -53,10 +53,17 @@ def read_births(data: Any, members: int) -> list[Mutation]:
 def mutate(
     cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.Generator, allow_none: bool = True
 ) -> tuple[Member, Mutation]:
-    """Draw a kind of mutation and apply it to a copy of a child; return the copy and the record of the mutation.
+    """Draw a kind of mutation and apply it to a member; return the mutated copy and the record of the mutation.
 
-    The record is `NONE` if nothing changed. If a drawn kind cannot change the member, another kind is drawn. `rng` must
-    be the generator for the child's slot and generation. With `allow_none=False` the kind `none` is not drawn.
+    If a drawn kind cannot change the member, another kind is drawn. If nothing changed, the member itself and the
+    record `NONE` are returned.
+
+    Args:
+        cfg: the settings of mutation, with the weights of the kinds.
+        traits: the facts about the algorithm: its networks, tensors and hyper-parameters.
+        member: the member to be mutated, a child.
+        rng: the random generator for the child's slot and generation.
+        allow_none: whether the kind `none`, which changes nothing, may be drawn.
     """
     weights = cfg.probabilities.model_dump()
     if not allow_none:

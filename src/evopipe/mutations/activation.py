@@ -17,6 +17,12 @@ def mutate(cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.G
 
     Return the changed copy of the member and the record of the mutation, or None if there is no other activation to
     draw.
+
+    Args:
+        cfg: the settings of mutation.
+        traits: the facts about the algorithm: its networks, tensors and hyper-parameters.
+        member: the member, which is not changed itself.
+        rng: the generator of all random draws.
     """
     old: Any = member.arch
     others = [name for name in cfg.activations if name != old.activation]

@@ -17,6 +17,12 @@ def mutate(cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.G
 
     With probability `new_layer_prob` the change adds or removes a layer, otherwise it changes a width or another size.
     Return the changed copy of the member and the record of the mutation, or None if the architecture allows no change.
+
+    Args:
+        cfg: the settings of mutation.
+        traits: the facts about the algorithm: its networks, tensors and hyper-parameters.
+        member: the member, which is not changed itself.
+        rng: the generator of all random draws.
     """
     options = list(member.arch.options(cfg.architecture, list(traits.widths.values())))
     layers = [option for option in options if option[0].endswith("_layer")]

@@ -21,8 +21,15 @@ def mutate(cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.G
     """Add noise to some weights of the networks that act, and of a shared encoder.
 
     One or more weight matrices are drawn, at most all of them. In each drawn matrix, a tenth of the entries change: 95
-    % of these receive noise of standard deviation `sd · |w|`, and 5 % are drawn anew from N(0, 1). The result is the
-    changed copy of the member and the record of the mutation, or None if there is no noise or no matrix.
+    % of these receive noise of standard deviation `cfg.sd · |w|` (w is the entry), and 5 % are drawn anew from N(0, 1).
+    Return the changed copy of the member and the record of the mutation, or None if `cfg.sd` is 0 or the networks have
+    no matrix.
+
+    Args:
+        cfg: the settings of mutation.
+        traits: the facts about the algorithm: its networks, tensors and hyper-parameters.
+        member: the member, which is not changed itself.
+        rng: the generator of all random draws.
     """
     if cfg.sd == 0:
         return None

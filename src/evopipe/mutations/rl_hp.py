@@ -18,6 +18,12 @@ def mutate(cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.G
     """Multiply one RL hyper-parameter of a member, drawn at random, by its factor `grow` or `shrink`, within its range.
 
     Return the changed copy of the member and the record of the mutation, or None if no hyper-parameter can change.
+
+    Args:
+        cfg: the settings of mutation.
+        traits: the facts about the algorithm: its networks, tensors and hyper-parameters.
+        member: the member, which is not changed itself.
+        rng: the generator of all random draws.
     """
     names = sorted(traits.evolve)
     for i in rng.permutation(len(names)):
@@ -32,7 +38,8 @@ def mutate(cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.G
 
 
 def scaled(old: float, evolve: Evolve, up: bool, whole: bool) -> float:
-    """Return a value multiplied by `evolve.grow` (if `up`) or `evolve.shrink`, and clipped to the range of `evolve`.
+    """Return the value `old` multiplied by `evolve.grow` (if `up`) or `evolve.shrink`, and clipped to the range of
+    `evolve`.
 
     If `whole`, the value is a whole number and moves by at least 1. A value outside its range never moves against the
     direction of `up`; it is then returned unchanged.

@@ -16,8 +16,15 @@ from evopipe.schema.declare import Evolve
 
 @dataclass(frozen=True)
 class Traits:
-    """The facts about an algorithm that mutation operators need: networks, tensors, and the hyper-parameters that may
-    mutate."""
+    """The facts about an algorithm that mutation operators need.
+
+    Attributes:
+        widths: the input and output widths of every network, by the network's name.
+        acting: the names of the networks that act, to which noise on weights is added.
+        kinds: how each tensor changes with the architecture, by the tensor's name, see `tensor_kinds`.
+        evolve: the ranges of the hyper-parameters that may mutate, by name.
+        whole: the names of those hyper-parameters that are whole numbers.
+    """
 
     widths: Mapping[str, Widths]  # of every network
     acting: Sequence[str]  # the networks that act: parameter noise goes there
@@ -28,7 +35,13 @@ class Traits:
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """The record of one mutation: its `kind`, `what` it changed, and the values `before` and `after`."""
+    """The record of one mutation.
+
+    Attributes:
+        kind: the kind of the mutation; `none` if nothing changed.
+        what: a short text that names what changed, such as a hyper-parameter; empty if nothing changed.
+        before, after: the values before and after the mutation; None if there are none, as for noise on weights.
+    """
 
     kind: str
     what: str = ""

@@ -90,7 +90,13 @@ def make(folder: Path, env_id: str | None = None, example: Example = "environmen
 
 
 def contents(name: str, env_id: str | None = None, example: Example = "environment") -> dict[str, str]:
-    """Return the files of a new project called `name`, as a dict of text by path; the arguments are those of `make`."""
+    """Return the files of a new project, as a dict of text by path.
+
+    Args:
+        name: the project's name.
+        env_id: the id of an installed environment; None for an example of its own.
+        example: which example is written: of an environment, a language model or an agent.
+    """
     if (of_text := _OF_TEXT.get(example)) is not None:
         return {
             "README.md": Template(_text(f"README-{example}.md")).substitute(name=name),

@@ -18,7 +18,12 @@ from evopipe.schema.declare import COMPLETE, Problem, Schema, evolvable, explain
 
 class RunParams(Schema):
     """The base class of `Params` (members in environments) and `LanguageParams` (language models), the content of
-    `params.yaml`."""
+    `params.yaml`.
+
+    Attributes:
+        PROBLEM: the kind of members, which is also the name of a module in `problems`, such as `env`.
+        ELSEWHERE: the middle of the sentence that refuses an algorithm for the other kind of members.
+    """
 
     PROBLEM: ClassVar[str]  # one of `algos.PROBLEMS`
     ELSEWHERE: ClassVar[str]  # what to say of an algorithm of another one
@@ -42,9 +47,9 @@ class RunParams(Schema):
 
     @classmethod
     def part(cls, stage: str = "") -> str:
-        """Return the name of a module in `problems`: the one for this kind of members, or its part for one stage.
+        """Return the name of the module in `problems` for this kind of members, such as `env`.
 
-        Examples are `env` and, for the stage `export`, `env_export`.
+        With the name of a `stage`, the result is the module for that stage alone, such as `env_export`.
         """
         return f"{cls.PROBLEM}_{stage}" if stage else cls.PROBLEM
 
@@ -64,7 +69,11 @@ class RunParams(Schema):
         """Validate the blocks of `algos`; return them by name as `Config` objects, including that of the chosen
         algorithm.
 
-        `problems_of(name, block, chosen)` returns mistakes that a block's schema cannot find, as (key, sentence) pairs.
+        Args:
+            blocks: the blocks as plain data, by the algorithm's name.
+            info: pydantic's information about the validation, with the parameters that were validated before.
+            problems_of: a function (name, block, chosen) that returns mistakes which a block's schema cannot find, as
+                (key, sentence) pairs; `chosen` says whether the block is that of `train.algo`.
 
         Raises:
             ValidationError: a block cannot be used, or the chosen one is missing in a file that must be complete.

@@ -35,8 +35,10 @@ def any_params(given: str | os.PathLike[str] | AnyParams | Mapping[str, Any]) ->
 
 
 def env_params(given: str | os.PathLike[str] | AnyParams | Mapping[str, Any], otherwise: Exception) -> Params:
-    """Return checked parameters as `any_params` does, but raise the exception `otherwise` if they are of language
-    models."""
+    """Return checked parameters as `any_params` does: of `given`, which is a params file, a mapping or `Params`.
+
+    If the parameters are those of language models, the exception `otherwise` is raised.
+    """
     found = any_params(given)
     if not isinstance(found, Params):
         raise otherwise

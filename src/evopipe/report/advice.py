@@ -43,9 +43,9 @@ class Facts:
     """The facts about a run, finished or not, from which the rules of advice draw their conclusions.
 
     Attributes:
-        signals: means of the signals by name, for each generation and slot.
-        fitness: for each generation and slot; NaN or infinite if the member diverged.
-        hyper: hyper-parameters by name, for each generation and slot.
+        signals: means of the signals by name, for each (generation, slot).
+        fitness: the fitness for each (generation, slot); NaN or infinite if the member diverged.
+        hyper: hyper-parameters by name, for each (generation, slot).
         config: the algorithm's block of the parameters.
         train: the block `train` of the parameters.
         env: the block `env` of the parameters; empty for language models.

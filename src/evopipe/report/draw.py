@@ -82,16 +82,24 @@ class Plot:
             self.note(head, (0, 1), (8 - left, 14), "muted", "axes fraction", fontsize=11.5)
 
     def line(self, points: _Points, colour: str, width: float, **look: Any) -> None:
-        """Draw a line through points, with gaps where a point is NaN; `colour` is a name in the palette."""
+        """Draw a line through points (x, y), with gaps where a point is NaN.
+
+        `colour` is a name in the palette, and `look` has further keywords of matplotlib's `plot`.
+        """
         self.axes.plot([x for x, _ in points], [y for _, y in points], color=PALETTE[colour], linewidth=width, **look)
 
     def marks(
         self, points: _Points, colour: str, marker: str, size: float, titles: Sequence[str] = (), **look: Any
     ) -> None:
-        """Draw a borderless marker at each point; `colour` is a name in the palette.
+        """Draw a borderless marker at each point (x, y).
 
-        With `titles`, one text for each point, the markers have tooltips; this needs the keyword `gid`, an id of the
-        group.
+        Args:
+            points: the points.
+            colour: a name in the palette.
+            marker, size: matplotlib's name of the marker, and its size.
+            titles: tooltips, one text for each point; empty for none. Tooltips need the keyword `gid`, an id of the
+                group.
+            look: further keywords of matplotlib's `plot`.
         """
         if titles:
             self._titles[look["gid"]] = titles
@@ -102,15 +110,27 @@ class Plot:
         self, text: str, at: tuple[float, float], shift: tuple[float, float], colour: str, where: Any = "data",
         **look: Any,
     ) -> None:  # fmt: skip
-        """Write a text at the position `at`, shifted by `shift` pixels; `where` names the coordinate system of `at`."""
+        """Write a text into the figure.
+
+        Args:
+            text: the text.
+            at: the position, in the coordinate system that `where` names as matplotlib's `xycoords`.
+            shift: by how many pixels the text is shifted from the position.
+            colour: a name in the palette.
+            where: the coordinate system of `at`; `data` is that of the axes.
+            look: further keywords of matplotlib's `annotate`.
+        """
         self.axes.annotate(
             text, at, xycoords=where, xytext=shift, textcoords="offset points", va="center", color=PALETTE[colour],
             annotation_clip=False, **look,
         )  # fmt: skip
 
     def beside(self, at: float, edge: int, shift: tuple[float, float], text: str, colour: str, **look: Any) -> None:
-        """Write a text outside the axes, at the height `at` and beside their left (`edge` 0) or right (`edge` 1)
-        edge."""
+        """Write a text beside the axes, at the height `at`, outside their left (`edge` 0) or right (`edge` 1) edge.
+
+        The text is shifted by `shift` pixels. `colour` is a name in the palette, and `look` has further keywords of
+        `note`.
+        """
         self.note(text, (edge, at), shift, colour, ("axes fraction", "data"), gid="halo-row", **look)
 
     def ticks(self, axis: Literal["x", "y"], write: Callable[[float], str], most: int, whole: bool = False) -> None:

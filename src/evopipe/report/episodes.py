@@ -183,9 +183,10 @@ class Shades:
         return self.advantage > 0 or self.ratio > 0
 
     def marked(self, piece: Mapping[str, Any]) -> Markup:
-        """Return the tokens of a piece of text as HTML, each coloured and with its numbers in a tooltip.
+        """Return the tokens of `piece`, a piece of text with the numbers of its tokens, as HTML.
 
-        A page has a budget of coloured tokens; when it is used up, further tokens are plain text.
+        Each token is coloured and has its numbers in a tooltip. A page has a budget of coloured tokens; when it is used
+        up, further tokens are plain text.
         """
         found: list[str] = []
         rest: list[str] = []
@@ -201,8 +202,11 @@ class Shades:
         return Markup("").join([*map(Markup, found), _lines("".join(rest))])
 
     def summed(self, rows: Sequence[Sequence[Mapping[str, Any]]]) -> str:
-        """Return a text with a trajectory's mean advantage and range of log-probability ratios; empty if both are
-        unknown."""
+        """Return a text with the mean advantage of a trajectory's tokens and the range of their log-probability ratios;
+        empty if either is unknown.
+
+        `rows` has the trajectory's rows of text, each as a list of pieces in the layout that `agents.records` writes.
+        """
         pieces = [piece for row in rows for piece in row if piece.get("tokens")]
         advantages = [each for piece in pieces for each in piece["advantage"] if each is not None]
         ratios = [each for piece in pieces for each in _ratios(piece) if each is not None]

@@ -28,8 +28,14 @@ _TARGET: dict[str, Any] = {"color": PALETTE["ink"], "linewidth": 1, "dashes": (1
 
 
 class Section(NamedTuple):
-    """A section of the report's page that consists of one figure: title, caption, drawing function, and when it is
-    shown."""
+    """A section of the report's page that consists of one figure.
+
+    Attributes:
+        title: the section's title.
+        caption: the text below the title.
+        draw: the function (run, width, label) that draws the figure, as SVG text.
+        shown: a function that returns whether the report of a run has the section.
+    """
 
     title: str
     caption: str
@@ -46,7 +52,9 @@ def section(
 ) -> Callable[[_Draw], _Draw]:
     """Return a decorator that adds a drawing function to the report, as a section with this title and caption.
 
-    The section appears in reports of those runs for which `shown` returns True.
+    The decorated function takes the run, a width in pixels and a label for screen readers, and returns SVG text. The
+    decorator returns the function unchanged. The section appears in reports of those runs for which `shown` returns
+    True.
     """
 
     def add(draw: _Draw) -> _Draw:

@@ -63,8 +63,14 @@ def page(folder: str | Path, params: Mapping[str, Any], family: Family | None = 
 
 
 def compose(run: FinishedRun, params: Mapping[str, Any], movie: _Movie | str, family: Family | None = None) -> str:
-    """Return the report's page for a run whose files were read; `movie` is the film of its elite, or a sentence
-    instead."""
+    """Return the report's page for a run whose files were read.
+
+    Args:
+        run: the run.
+        params: the parameters in the layout of `params.yaml`.
+        movie: the film of the run's elite, or a sentence that stands in its place.
+        family: a comparison with other runs to be included; None for none.
+    """
     html = words.template("page.html.j2", True, figures=figures, words=words, flat=_flat, breakable=_breakable,
                           inline=_inline)  # fmt: skip
     provenance, algo = dict(run.policy["provenance"]), run.policy["algo"]

@@ -59,8 +59,11 @@ class Schema(BaseModel):
 
     @classmethod
     def unknown_keys(cls, names: list[str]) -> list[Problem]:
-        """Return a (key, sentence) pair for each of these keys, which are not fields of the block. It is called for a
-        block with `extra="allow"`."""
+        """Return a (key, sentence) pair for each of the keys `names`, which are in the data but are not fields of the
+        block.
+
+        This method is called only for a block that may have further keys (`extra="allow"`).
+        """
         return [((name,), unknown_key(name, cls.model_fields)) for name in names]
 
     @model_validator(mode="wrap")
@@ -109,7 +112,8 @@ def ordered(*names: str) -> Any:
 
 
 def unknown_key(name: str, known: Collection[str]) -> str:
-    """Return a sentence about a key that a block does not have, with the key that was probably meant."""
+    """Return a sentence about the key `name` that a block does not have, with the key of `known`, the block's keys,
+    that was probably meant."""
     return f"unknown key{spellings.here(name, known) or suggestion(name, known)}"
 
 
@@ -172,7 +176,7 @@ class AlgoConfig(Schema):
 
     @property
     def spaces(self) -> Spaces:
-        """The spaces of the environment for which the configuration is used; `at` sets the spaces."""
+        """The spaces of the environment for which the configuration is used. The method `at` sets the spaces."""
         private = self.__pydantic_private__  # read at every update: pydantic's own way there takes five times as long
         spaces: Spaces | None = private["_spaces"] if private else None
         if spaces is None:
@@ -215,7 +219,7 @@ def parsed(schema: type[_Model], data: Any, begin: str = "") -> _Model:
 
 
 def line_of(keys: tuple[str | int, ...], sentence: str) -> str:
-    """Return a problem, given by its key and a sentence, as one line `key: sentence`."""
+    """Return a problem as one line `key: sentence`, with the dotted key made of `keys`."""
     shown = (str(key) if str(key).isprintable() else repr(key) for key in keys)
     return ": ".join(filter(None, (".".join(shown), sentence)))
 
@@ -229,7 +233,10 @@ def refusal(problems: Iterable[str]) -> ParamsError:
 
 
 def explain(error: ValidationError, model: type[BaseModel], data: Any) -> list[Problem]:
-    """Convert pydantic's error about a block's raw data to (key, sentence) pairs, one for each wrong place."""
+    """Convert pydantic's error about a block to (key, sentence) pairs, one for each wrong place.
+
+    `model` is the block's schema, and `data` is the raw data that does not fit it.
+    """
     # The branches of a union report one error each, at paths with the branch's name appended: one place, one sentence.
     places: dict[tuple[str | int, ...], list[ErrorDetails]] = defaultdict(list)
     for item in error.errors(include_url=False):

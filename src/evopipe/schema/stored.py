@@ -196,7 +196,11 @@ def _no_crowd(team: tuple[_StoredAgent, ...]) -> tuple[_StoredAgent, ...]:
 
 
 class StoredTeam(_Stored):
-    """The schema of a team's observation and action spaces, agent by agent, in `policy.json`."""
+    """The schema of a team's observation and action spaces in `policy.json`.
+
+    Attributes:
+        team: the agents in order, each with its name and spaces.
+    """
 
     team: Annotated[tuple[_StoredAgent, ...], Field(min_length=1, max_length=1024, strict=False),
                     AfterValidator(_no_crowd)]  # fmt: skip

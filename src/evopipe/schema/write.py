@@ -27,15 +27,15 @@ def dump_yaml(data: Any, on_one_line: bool = False) -> str:
 
 
 def block(name: str, values: BaseModel) -> str:
-    """Return a block as YAML text, indented by one level: an algorithm's below `algos`, or a strategy's below
-    `search`."""
+    """Return a block called `name` as YAML text, indented by one level: an algorithm's below `algos`, or a strategy's
+    below `search`."""
     return "\n".join((f"{_INDENT}{name}:", *entries(values, 2 * _INDENT))) + "\n"
 
 
 def entries(values: BaseModel, indent: str = "", but: Collection[str] = ()) -> Iterator[str]:
     """Yield the lines of a block, or of a whole params file, as YAML with the fields' descriptions as comments.
 
-    Keys in `but`, and optional blocks that have their defaults, are left out.
+    Every line begins with `indent`. Keys in `but`, and optional blocks that have their defaults, are left out.
     """
     data = values.model_dump(mode="json")
     for name, field in type(values).model_fields.items():

@@ -22,10 +22,13 @@ NOBODY = -1
 
 @dataclass(frozen=True)
 class Evolved:
-    """The next generation: its members in the order of slots, with each member's mutation, parent and reason.
+    """The next generation. Every attribute has one entry for each slot.
 
-    `parents` has the slot of each member's parent (`NOBODY` for a new trial); `why` says in words why a member is in
-    its slot.
+    Attributes:
+        members: the members.
+        mutations: the mutation that made each member; `NONE` if nothing changed.
+        parents: the slot of each member's parent; `NOBODY` for a new trial.
+        why: the reason why each member is in its slot, as text.
     """
 
     members: tuple[Member, ...]
@@ -100,8 +103,13 @@ def evolve(
 ) -> Evolved:
     """Make the next generation by tournament selection and mutation, and return it.
 
-    Members are in the order of slots. Fitness `[P]` must be −∞ for members that cannot be parents. Seed and generation
-    fix every random draw. A new child in slot s has the id `next_id + s`.
+    Args:
+        selection: the settings of the tournament.
+        mutation, traits: the settings of mutation, and the facts about the algorithm that mutation needs.
+        members: the members, in the order of slots.
+        fitness: `[P]`, the members' fitness; −∞ for members that cannot be parents.
+        seed, generation: the run's seed and the generation's number, which fix every random draw.
+        next_id: a new child in slot s has the id `next_id + s`.
     """
     chooser = rng.host(rng.run_key(seed), Purpose.SELECT, generation)
     decided = fates(selection, fitness, chooser, mutation.mutate_elite)

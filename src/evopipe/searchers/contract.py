@@ -177,10 +177,14 @@ class Keep:
 
 @dataclass(frozen=True)
 class Child:
-    """The decision that a slot gets a copy of the member in the slot `of`, with or without a change.
+    """The decision that a slot gets a copy of a member, with or without a change.
 
-    The change is a mutation drawn by `evolution.mutation`, new values of hyper-parameters by name, or None. With
-    `survives`, an unchanged copy also keeps the id of the copied member. `why` is the reason.
+    Attributes:
+        of: the slot of the member to be copied.
+        change: `drawn` for a mutation drawn by `evolution.mutation`, new values of hyper-parameters by name, or None
+            for no change.
+        why: the reason, as text.
+        survives: whether the copy is unchanged and keeps the id of the copied member.
     """
 
     of: int
@@ -209,20 +213,27 @@ class Searcher(Protocol):
     def plan(self, history: History, draw: Draw) -> Plan | None:
         """Return the plan of the next generation; None to end the run.
 
-        `draw` returns a random generator, with the same draws as in the call of `step` at the end of that generation.
+        Args:
+            history: the run so far.
+            draw: a function that returns a random generator, with the same draws as in the call of `step` at the end of
+                that generation.
         """
 
     def step(self, history: History, draw: Draw) -> Sequence[Fate] | None:
         """Return the decision for each slot (`Keep`, `Child` or `Trial`), after a generation was evaluated.
 
         The result is None if no member can continue; the run then returns to the last generation with a healthy member.
+
+        Args:
+            history: the run so far, including that generation.
+            draw: a function that returns a random generator for this generation.
         """
 
     def state(self) -> dict[str, Any]:
         """Return, as JSON data, the state of the strategy that is not in the history."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore a state that `state` returned."""
+        """Restore a state that the method `state` returned."""
 
 
 class Stateless:

@@ -50,7 +50,8 @@ class Config(Schema):
 
 
 def problems(config: Config, about: About) -> Iterator[Problem]:
-    """Yield a (key, sentence) pair for each setting that does not fit this run."""
+    """Yield a (key, sentence) pair for each setting of the strategy that does not fit the run, whose facts are
+    `about`."""
     if config.slice is not None and about.budget is not None and config.slice > about.budget:
         yield ("slice",), f"the run ends before (search.budget: {about.budget}); lower it, or raise search.budget"
 
@@ -60,6 +61,10 @@ class Search:
     reach the target soon.
 
     It implements `contract.Searcher`; the rules are in the module's docstring.
+
+    Args:
+        config: the strategy's settings.
+        about: the facts about the run.
     """
 
     def __init__(self, config: Config, about: About) -> None:

@@ -38,7 +38,8 @@ class Config(Schema):
 
 
 def problems(config: Config, about: About) -> Iterator[Problem]:
-    """Yield a (key, sentence) pair for each setting that does not fit this run."""
+    """Yield a (key, sentence) pair for each setting of the strategy that does not fit the run, whose facts are
+    `about`."""
     if config.width > about.size:
         yield ("width",), f"there are only {about.size} members (population.size); lower it, or raise population.size"
     if config.rung is not None and config.rung > about.life:
@@ -48,7 +49,12 @@ def problems(config: Config, about: About) -> Iterator[Problem]:
 def rungs(config: Config, life: int, generation: int) -> list[int]:
     """Return the environment steps of each rung, ascending: the ages at which trials are compared.
 
-    All rungs but the last are whole generations; the last is the length of a full training, `life`.
+    All rungs but the last are whole numbers of generations.
+
+    Args:
+        config: the strategy's settings.
+        life: environment steps of a full training, which are the last rung.
+        generation: environment steps of a generation.
     """
     whole, first = -(-life // generation), (config.rung or 0) / generation
     if config.rung is None:
@@ -66,6 +72,10 @@ class Search:
     """The strategy `halving`: asynchronous successive halving (ASHA), in which the best trials of a rung train on.
 
     It implements `contract.Searcher`; the rules are in the module's docstring.
+
+    Args:
+        config: the strategy's settings.
+        about: the facts about the run.
     """
 
     def __init__(self, config: Config, about: About) -> None:
@@ -122,6 +132,10 @@ class Ladder:
     """The scores of all trials of a run at the rungs that they reached, including trials that were replaced.
 
     A diverged trial counts as the worst of the rung that it was about to reach.
+
+    Args:
+        history: the run so far.
+        rungs: the environment steps of each rung, ascending.
     """
 
     def __init__(self, history: History, rungs: Sequence[int]) -> None:

@@ -172,9 +172,13 @@ def in_lockstep(records: Sequence[Record]) -> bool:
 
 @dataclass(frozen=True)
 class Origin:
-    """The origin of a scored member: its parent, the mutation that made it, and the reason why it is in its slot.
+    """The origin of a scored member.
 
-    `parent` is the (generation, slot) in which the parent, or the member itself, was last scored; None if neither was.
+    Attributes:
+        parent: the (generation, slot) in which the member was last scored, or else its parent; None if neither was
+            scored before.
+        mutation: the mutation that made the member.
+        why: the reason why the member is in its slot, as text.
     """
 
     parent: tuple[int, int] | None
@@ -213,9 +217,11 @@ def origins(records: Iterable[Record]) -> Iterator[tuple[Record, dict[int, Origi
 class Schedule:
     """The schedule of hyper-parameters with which a member's weights were trained, from initial weights on.
 
-    `values` has pairs (steps of training, all hyper-parameters from there on), beginning at step 0. `kinds` are the
-    kinds of all mutations of the member and its ancestors. `steps` is the length of the training, and `arch` the
-    architecture of the scored member.
+    Attributes:
+        values: pairs (steps of training, all hyper-parameters from there on), beginning at step 0.
+        kinds: the kinds of all mutations of the member and its ancestors.
+        steps: the length of the training.
+        arch: the architecture of the member.
     """
 
     values: tuple[tuple[int, Mapping[str, Any]], ...]

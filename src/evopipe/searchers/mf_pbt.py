@@ -58,7 +58,8 @@ class Config(Schema):
 
 
 def problems(config: Config, about: About) -> Iterator[Problem]:
-    """Yield a (key, sentence) pair for each setting that does not fit this run."""
+    """Yield a (key, sentence) pair for each setting of the strategy that does not fit the run, whose facts are
+    `about`."""
     least = _FEWEST * len(config.frequencies)
     if about.size < least:
         parts = f"{len(config.frequencies)} sub-populations of at least {_FEWEST} members are {least}"
@@ -75,6 +76,10 @@ class Search(Stateless):
     """The strategy `mf_pbt`: sub-populations that evolve at different frequencies, with migration between them.
 
     It implements `contract.Searcher`; the rules are in the module's docstring.
+
+    Args:
+        config: the strategy's settings.
+        about: the facts about the run.
     """
 
     def __init__(self, config: Config, about: About) -> None:

@@ -52,6 +52,10 @@ class Search(Stateless):
 
     It implements `contract.Searcher`; the rules are in the module's docstring.
 
+    Args:
+        config: the strategy's settings.
+        about: the facts about the run.
+
     Raises:
         MissingInputError: scikit-learn is not installed.
     """
@@ -112,9 +116,14 @@ def changes(history: History) -> Iterator[tuple[Any, int, float]]:
 def covariance(variance: float = 1.0, length: float = 0.5, epsilon: float = 0.1, noise: float = 0.1) -> Any:
     """Return the covariance function of the Gaussian process, as a kernel of scikit-learn over points `[N, D + 1]`.
 
-    The last column of a point is the time. The arguments are the initial values of the kernel's parameters, which are
-    fitted. Over time alone, the covariance is the drift (1 − ε)^(|t − t′| / 2), which equals the Matérn covariance of ν
-    = ½ with the length −2 / log(1 − ε).
+    The last column of a point is the time. Over time alone, the covariance is the drift (1 − ε)^(|t − t′| / 2), which
+    equals the Matérn covariance of ν = ½ with the length −2 / log(1 − ε).
+
+    Args:
+        variance: the initial variance of the process; all four values are fitted later.
+        length: the initial length scale over hyper-parameters.
+        epsilon: the initial ε of the drift.
+        noise: the initial variance of the observations' noise.
     """
     from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 

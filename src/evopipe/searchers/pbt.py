@@ -53,6 +53,10 @@ class Search(Stateless):
     """The strategy `pbt`: after each generation the worst members copy the best, and change their hyper-parameters.
 
     It implements `contract.Searcher`; the rules are in the module's docstring.
+
+    Args:
+        config: the strategy's settings.
+        about: the facts about the run.
     """
 
     def __init__(self, config: Config, about: About) -> None:
@@ -97,11 +101,18 @@ def ranked(scores: Sequence[float], slots: Sequence[int]) -> list[int]:
 
 
 def exploit(scores: Sequence[float], fraction: float, draw: np.random.Generator) -> dict[int, int] | None:
-    """Choose the members that are replaced, and the parent of each: {slot: slot of its parent}; None if all members
-    diverged.
+    """Choose the members that are replaced, and the parent of each.
 
-    The worst `fraction` of the members by score, and all members that diverged (−∞), are replaced. Each parent is drawn
-    uniformly from the best `fraction`.
+    The worst `fraction` of the members, and all members that diverged, are replaced. Each parent is drawn uniformly
+    from the best `fraction`.
+
+    Args:
+        scores: the score of each slot's member; −∞ if the member diverged.
+        fraction: the share of the members.
+        draw: the random generator.
+
+    Returns:
+        A dict from the slot of each replaced member to the slot of its parent; None if all members diverged.
     """
     order = ranked(scores, range(len(scores)))
     healthy = [slot for slot in order if math.isfinite(scores[slot])]
@@ -116,9 +127,15 @@ def exploit(scores: Sequence[float], fraction: float, draw: np.random.Generator)
 def explore(
     config: Config, space: Mapping[str, Bound], hyper: Mapping[str, Any], draw: np.random.Generator
 ) -> dict[str, float]:
-    """Return new values of all searched hyper-parameters, made from a parent's values `hyper`.
+    """Return new values of all searched hyper-parameters, made from a parent's values.
 
     Each value is, independently of the others, drawn anew from its range or multiplied by a factor.
+
+    Args:
+        config: the strategy's settings, with the probability of a new draw and the factors.
+        space: the range of each searched hyper-parameter.
+        hyper: the parent's hyper-parameters by name.
+        draw: the random generator.
     """
     anew, found = random_values(space, draw), {}
     for name, bound in sorted(space.items()):

@@ -29,7 +29,8 @@ LOG_FROM = 10.0
 
 
 def bound(low: float, high: float, whole: bool) -> Bound:
-    """Return the bound of a hyper-parameter with the range `low` to `high`.
+    """Return the bound of a hyper-parameter with the range `low` to `high`; `whole` says whether its values are whole
+    numbers.
 
     Draws are uniform in the value's logarithm if the range is positive and its ends differ by a factor of `LOG_FROM` or
     more.
@@ -45,7 +46,7 @@ def inside(bound: Bound, value: float) -> float:
 
 
 def at(space: Mapping[str, Bound], shares: Sequence[float]) -> dict[str, float]:
-    """Map a point of the unit cube to hyper-parameter values, by name.
+    """Map a point of the unit cube to values of the hyper-parameters in `space`, by name.
 
     The point `shares` has one coordinate in [0, 1) for each hyper-parameter, in the order of sorted names. 0 is the low
     end of a range, 1 the high end.
@@ -63,7 +64,7 @@ def value_at(bound: Bound, share: float) -> float:
 
 
 def share_of(bound: Bound, value: float) -> float:
-    """Map a value to its coordinate in [0, 1], the inverse of `value_at`.
+    """Map a value to its coordinate in [0, 1] within a bound's range. This is the inverse of `value_at`.
 
     A value outside the range is mapped to 0 or 1. If the range is a single value, the coordinate is 0.5.
     """
@@ -112,16 +113,22 @@ def _around(centre: float, u: float) -> float:
 def drawn_values(
     proposer: str, space: Mapping[str, Bound], configured: Mapping[str, float], number: int, draw: np.random.Generator
 ) -> dict[str, float]:  # fmt: skip
-    """Draw the hyper-parameters of the run's trial `number`.
+    """Draw the hyper-parameters of one of the run's trials.
 
-    If the proposer is `prior` and the number is odd, the values are drawn around the configured ones; else they are
-    drawn from the whole space.
+    Args:
+        proposer: `search.proposer`. For `prior`, trials with odd numbers have values around the configured ones; all
+            other values are drawn from the whole space.
+        space: the range of each searched hyper-parameter.
+        configured: the values in the algorithm's own block.
+        number: the trial's number in the run.
+        draw: the random generator.
     """
     return prior_values(space, configured, draw) if proposer == "prior" and number % 2 else random_values(space, draw)
 
 
 def sobol_values(space: Mapping[str, Bound], seed: int, index: int) -> dict[str, float]:
-    """Return the hyper-parameters at the point `index` of the Sobol sequence that is scrambled by the run's seed."""
+    """Return the hyper-parameters in `space` at the point `index` of the Sobol sequence that is scrambled by the run's
+    seed."""
     if not space:
         return {}
     from torch.quasirandom import SobolEngine
@@ -156,6 +163,9 @@ def first_values(
 
 class Proposer:
     """An object that chooses the hyper-parameters of new trials, by the method that `search.proposer` names.
+
+    Args:
+        about: the facts about the run, with the method as `about.proposer`.
 
     Raises:
         MissingInputError: the method needs Optuna, which is not installed.

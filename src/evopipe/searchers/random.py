@@ -21,6 +21,10 @@ class Search(Stateless):
     """The strategy `random`: trials with randomly drawn hyper-parameters, each of which trains for its full length.
 
     It implements `contract.Searcher`.
+
+    Args:
+        config: the strategy's settings.
+        about: the facts about the run.
     """
 
     def __init__(self, config: Config, about: About) -> None:

@@ -38,7 +38,8 @@ class Config(Schema):
 
 
 def problems(config: Config, about: About) -> Iterator[Problem]:
-    """Yield a (key, sentence) pair for each setting that does not fit this run."""
+    """Yield a (key, sentence) pair for each setting of the strategy that does not fit the run, whose facts are
+    `about`."""
     life = about.life if config.steps is None else config.steps
     if life > about.life:
         yield ("steps",), f"no member lives that long (train.max_steps: {about.life}); lower it"
@@ -54,6 +55,10 @@ class Search(Stateless):
     """The strategy `schedule`: members train with hyper-parameters that change at known steps; nothing is searched.
 
     It implements `contract.Searcher`; `evopipe replay` uses it.
+
+    Args:
+        config: the strategy's settings.
+        about: the facts about the run.
     """
 
     def __init__(self, config: Config, about: About) -> None:

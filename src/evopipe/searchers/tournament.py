@@ -26,6 +26,10 @@ class Search(Stateless):
     mutated.
 
     It implements `contract.Searcher`.
+
+    Args:
+        config: the strategy's settings.
+        about: the facts about the run.
     """
 
     def __init__(self, config: TournamentConfig, about: About) -> None:
@@ -54,9 +58,11 @@ class Search(Stateless):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The result of tournaments: the index of each slot's parent, and the index of the fittest member, `elite`.
+    """The result of tournaments.
 
-    `elite` is None if no member is healthy.
+    Attributes:
+        parents: the index of each slot's parent.
+        elite: the index of the fittest member; None if no member is healthy.
     """
 
     parents: tuple[int, ...]
@@ -66,9 +72,13 @@ class Selection:
 def fates(
     cfg: TournamentConfig, fitness: np.ndarray, rng: np.random.Generator, mutate_elite: bool
 ) -> list[Fate] | None:
-    """Return the decision for each slot by tournament selection, from fitness `[P]`; None if no fitness is finite.
+    """Return the decision for each slot by tournament selection; None if no fitness is finite.
 
-    With elitism, slot 0 gets the fittest member, which is mutated only with `mutate_elite`.
+    Args:
+        cfg: the settings of the tournament.
+        fitness: `[P]`, the members' fitness.
+        rng: the random generator.
+        mutate_elite: whether the fittest member, which slot 0 gets with elitism, is mutated too.
     """
     selected = tournament(cfg, fitness, rng)
     if selected.elite is None:
@@ -88,20 +98,27 @@ def windowed(fitness: Sequence[float], window: int) -> float:
 
 
 def draws(cfg: TournamentConfig, members: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw, with replacement, the members of each slot's tournament; return their indices as int64 `[P, size]`, each
-    row ascending."""
+    """Draw, with replacement, the members of each slot's tournament, by the generator `rng`; return their indices as
+    int64 `[P, size]`, each row ascending.
+
+    `cfg` has the size of a tournament, and `members` is the number of members, P.
+    """
     import numpy as np
 
     return np.sort(rng.integers(0, members, (members, cfg.size)), axis=1)
 
 
 def tournament(cfg: TournamentConfig, fitness: np.ndarray, rng: np.random.Generator) -> Selection:
-    """Choose a parent for every slot by tournaments over fitness `[P]`. Members whose fitness is not finite are no
-    parents.
+    """Choose a parent for every slot by tournaments. Members whose fitness is not finite are no parents.
 
     If no member of a tournament has finite fitness, the fittest of the population wins it. If no member at all has,
     every member is its own parent. Of equal members the one with the lower index wins. A tournament size of 0 means no
     selection: every member with finite fitness is its own parent.
+
+    Args:
+        cfg: the settings of the tournament.
+        fitness: `[P]`, the members' fitness.
+        rng: the random generator.
     """
     import numpy as np
 

@@ -28,7 +28,7 @@ def run(params: AnyParams, quiet: bool = False, folder: Path = Path()) -> None:
     """Run the stage `evaluate`: score every member of `models/trained` on held-out seeds or rows.
 
     The scores of the elite and of every member, and all episodes, are written to `reports/`; for language models also
-    the base model's scores and some completions. Inputs and outputs are below `folder`.
+    the base model's scores and some completions. Inputs and outputs are below `folder`. `quiet` suppresses messages.
     """
     if served(params.runtime.shards):
         return
@@ -69,8 +69,14 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
 
 def tell_elite(elite: Mapping[str, Any], over: str, trained: Mapping[str, Any], quiet: bool) -> None:
-    """Print the elite's held-out score, and a warning if its score during training (in `trained`) was much higher.
-    `over` is a text that says what the elite was scored on."""
+    """Print the elite's held-out score, and a warning if its score during training was much higher.
+
+    Args:
+        elite: the elite's held-out scores by name.
+        over: a text that says what the elite was scored on.
+        trained: the summary of the training, with the score by which the elite was chosen.
+        quiet: whether to print the warning only.
+    """
     interval, fitness = "[{}, {}]".format(*map(score, elite["interval"])), trained["elite"]["score"]
     tell(f"elite: mean {score(elite['mean'])} over {over}, 95 % interval {interval}", quiet)
     if elite["interval"][1] < fitness:

@@ -25,7 +25,7 @@ def run(params: AnyParams, quiet: bool = False, folder: Path = Path()) -> None:
     """Run the stage `export`: write the elite to `models/elite`, with its weights, description, provenance and a model
     card.
 
-    Inputs and outputs are below `folder`.
+    Inputs and outputs are below `folder`. `quiet` suppresses messages.
     """
     configure(params.runtime)
     part = part_of(params, "export")

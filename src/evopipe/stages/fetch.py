@@ -12,7 +12,7 @@ from evopipe.stages.tell import tell
 def run(params: AnyParams, quiet: bool = False, folder: Path = Path()) -> None:
     """Run the stage `fetch`: write the dataset, or rows of text, and `reports/fetch.json`.
 
-    Outputs are below `folder`; relative paths in `params` start at the working folder.
+    Outputs are below `folder`; relative paths in `params` start at the working folder. `quiet` suppresses messages.
     """
     for sentence in part_of(params, "data").fetch(params, folder):
         tell(sentence, quiet)

@@ -17,7 +17,7 @@ def run(params: AnyParams, quiet: bool = False, folder: Path = Path()) -> None:
     """Run the stage `population`: write the initial members to `models/population`.
 
     A member has a random key, an architecture, hyper-parameters and initial weights. With `population.start` the
-    members continue from those of an earlier run.
+    members continue from those of an earlier run. Outputs are below `folder`. `quiet` suppresses messages.
     """
     configure(params.runtime)  # the number of threads decides the last bits of wide networks' first weights
     spec, members, mutations, of = part_of(params, "population").begun(params)

@@ -18,6 +18,7 @@ def run(params: AnyParams, quiet: bool = False, folder: Path = Path(), family: F
     """Run the stage `report`: write the page `reports/report.html` from the files in `reports/` and `models/elite`.
 
     `family`, a comparison with other runs, becomes a section of the page. Inputs and outputs are below `folder`.
+    `quiet` suppresses messages.
     """
     if params.films:  # the elite acts
         from evopipe.machine import configure

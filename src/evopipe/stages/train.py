@@ -16,7 +16,7 @@ def run(params: AnyParams, quiet: bool = False, folder: Path = Path()) -> None:
     """Run the stage `train`: train the members of `models/population`, and write `models/trained` and `reports/`.
 
     A run that was stopped or killed continues from its last checkpoint, bit for bit. Inputs and outputs are below
-    `folder`.
+    `folder`. `quiet` suppresses messages on progress.
     """
     if served(params.runtime.shards):
         return

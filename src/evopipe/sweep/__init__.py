@@ -17,10 +17,19 @@ def command(
     file: str, name: str, sets: Sequence[str], samples: Sequence[str], trials: int | None, sampler: Sampler,
     jobs: int | None, saved: bool, tell: Callable[[str], None], warn: Callable[[str], None],
 ) -> list[SweptRun]:  # fmt: skip
-    """Run a sweep of the params file `file`, as `evopipe sweep` does; return its runs, the best first.
+    """Run a sweep of a params file below `sweeps/NAME`, as `evopipe sweep` does; return its runs, the best first.
 
-    The runs are written below `sweeps/NAME`, `jobs` at a time (None: one for each CPU). `sets`, `samples` and `trials`
-    are explained at `settings_of`. If `saved`, each run becomes a DVC experiment.
+    Args:
+        file: the params file.
+        name: the sweep's name.
+        sets: texts `KEY=V1,V2`; every combination of the values is run.
+        samples: texts such as `KEY=loguniform(1e-4,1e-2)`, from which values are drawn.
+        trials: the number of draws; None without `samples`.
+        sampler: the method of drawing.
+        jobs: the number of runs at the same time; None for one per CPU.
+        saved: whether each run becomes a DVC experiment, where that is possible.
+        tell: a function that is called with sentences on the progress.
+        warn: a function that is called with warnings.
 
     Raises:
         UsageError, ParamsError, MissingInputError: see `settings.settings_of`.

@@ -54,7 +54,15 @@ _Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class SweptRun:
-    """A finished run of a sweep: its setting, its folder, the elite's held-out mean and interval, and its seconds."""
+    """A finished run of a sweep.
+
+    Attributes:
+        setting: the parameters of the run.
+        folder: the run's folder.
+        mean, interval: the elite's mean held-out return, and its 95 % confidence interval.
+        seconds: the duration of the run.
+        cpu_seconds: CPU time of all stages.
+    """
 
     setting: Setting
     folder: Path
@@ -89,11 +97,19 @@ def sweep(
     settings: Sequence[Setting], top: Path, jobs: int, dataset: bool, tell: _Tell, warn: _Tell,
     keep: Callable[[SweptRun], None] = lambda run: None,
 ) -> list[SweptRun]:  # fmt: skip
-    """Run every setting in a folder of its own below `top`, `jobs` at a time; return the finished runs, the best first.
+    """Run every setting in a folder of its own; return the finished runs, the best first.
 
     A run that has finished before is not run again, and a run that was stopped continues. The failure of a run does not
-    stop the others. `dataset` says whether the stages that make a dataset run too. `keep` is called with each run as
-    soon as it has finished.
+    stop the others.
+
+    Args:
+        settings: the parameters of each run.
+        top: the folder of the runs' folders.
+        jobs: the number of runs at the same time.
+        dataset: whether the stages that make a dataset run too.
+        tell: a function that is called with sentences on the progress.
+        warn: a function that is called with warnings.
+        keep: a function that is called with each run as soon as it has finished.
 
     Raises:
         BusyError: another sweep works in this folder.

@@ -63,12 +63,20 @@ def settings_of(
 ) -> list[Setting]:
     """Return the settings of a sweep over a params file, without duplicates.
 
-    There is one setting for every combination of the values in `sets` (`KEY=V1,V2`), and for each of `trials` draws of
-    the values in `samples` (`KEY=loguniform(1e-4,1e-2)`). If `dataset`, the stages that make a dataset also run for
-    settings that do not read it; the dataset is one episode then.
+    There is one setting for each pair of a combination of the values in `sets` and a draw from `samples`.
+
+    Args:
+        file: the params file.
+        sets: texts `KEY=V1,V2`; all combinations of the values are used.
+        samples: texts such as `KEY=loguniform(1e-4,1e-2)`, from which values are drawn.
+        trials: the number of draws; None without `samples`.
+        sampler: the method of drawing.
+        dataset: whether the stages that make a dataset also run for settings that do not read it; the dataset is one
+            episode then.
 
     Raises:
-        UsageError: an option is not of this form, two of them name the same key, or there are too many runs.
+        UsageError: a text in `sets` or `samples` has another form, two texts name the same key, or there are too many
+            runs.
         MissingInputError, ParamsError: the file, or the parameters of a run, cannot be used.
     """
     base, data = load_params(file), read_yaml(file).data

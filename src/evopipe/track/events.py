@@ -32,7 +32,19 @@ _Float = Annotated[float, BeforeValidator(lambda value: math.nan if value is Non
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The event sent when a run starts or resumes."""
+    """The event sent when a run starts or resumes.
+
+    Attributes:
+        stage: the name of the stage.
+        env: the environment's id, or the task of language models.
+        algo: the algorithm's name.
+        members: the number of members.
+        max_steps: environment steps of each member, in total.
+        resumed_step: environment steps of each member at which a saved run continues; None for a new run.
+        resumed_env_steps: the population's training steps until then; None for a new run.
+        budget: steps of the population, of training and evaluation, that end the run earlier; None if there is no
+            budget.
+    """
 
     stage: str
     env: str
@@ -46,7 +58,17 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The event that reports a run's progress within a generation; it may come thousands of times a second."""
+    """The event that reports a run's progress within a generation; it may come thousands of times a second.
+
+    Attributes:
+        generation: the generation's number.
+        step, max_steps: environment steps of each member so far, and in total.
+        env_steps, eval_steps: the population's steps so far, of training and of evaluation.
+        phase: one word for what the run does, such as `learning` or `evaluating`.
+        steps_per_second: training steps of the population per second.
+        seconds_left: an estimate of the time until `max_steps`; None if there is none yet.
+        target: the score that ends the run earlier; None if there is none.
+    """
 
     generation: int
     step: int  # environment steps of each member, and how many it will be
@@ -66,7 +88,22 @@ def _finite(values: Mapping[str, float | None]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class MemberRow:
-    """The part of a `Generation` event about one member: its fitness, origin, hyper-parameters and training signals."""
+    """The part of a `Generation` event about one member.
+
+    Attributes:
+        slot: the member's place in the population.
+        id, parent: the id of the member, and that of its parent; None for a member with initial weights.
+        fitness: the fitness; −∞ if the member diverged.
+        mutation: the kind of the mutation that made the member, such as `rl_hp`.
+        change: what the mutation changed, as text; empty if nothing changed.
+        architecture: a short text with the network, such as `128+128|64`.
+        activation: the activation function.
+        hyper: the hyper-parameters that may mutate, by name.
+        healthy: False if the member diverged.
+        loss: the last loss; NaN before the member has learned.
+        steps: environment steps that the member has trained for; None if all members have trained equally long.
+        signals: (mean, last value) in the generation of each training signal, by name.
+    """
 
     slot: int
     id: int  # its name in the lineage, and of the member that it descends from
@@ -95,7 +132,17 @@ class MemberRow:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """The event sent when a generation was trained and evaluated, with the results of its members."""
+    """The event sent when a generation was trained and evaluated.
+
+    Attributes:
+        generation: the generation's number.
+        step: environment steps of each member that trained in the generation.
+        env_steps, eval_steps: the population's steps so far, of training and of evaluation.
+        seconds: the duration of the generation.
+        members: the members that trained in the generation.
+        best, mean: the highest fitness, and the mean fitness of healthy members, in the generation.
+        elite, elite_id: the best score so far, and the id of its member.
+    """
 
     generation: int
     step: int  # environment steps of each member, or of those who lived last
@@ -162,7 +209,12 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """The event that carries a sentence for the user, as information or as a warning."""
+    """The event that carries a sentence for the user.
+
+    Attributes:
+        level: whether the sentence is information or a warning.
+        text: the sentence.
+    """
 
     level: Literal["info", "warning"]
     text: str
@@ -170,7 +222,13 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The event sent when a run has ended."""
+    """The event sent when a run has ended.
+
+    Attributes:
+        reason: the reason, in words that follow "finished:".
+        seconds: the duration of this process's part of the run.
+        env_steps, eval_steps: the population's steps, of training and of evaluation.
+    """
 
     reason: str  # why, in words that follow "finished:"
     seconds: _Float  # wall-clock time of this process's part
@@ -195,8 +253,11 @@ class _Sink(Protocol):
 class Tracker:
     """An object that passes a run's events to sinks: console and log.
 
-    Its methods never raise an `Exception`, because a failing sink must not end a run. They take as much time as the
+    The methods never raise an `Exception`, because a failing sink must not end a run. A call takes as much time as the
     sinks take.
+
+    Args:
+        sinks: the sinks, objects with the methods `emit` and `close`.
     """
 
     def __init__(self, sinks: Iterable[_Sink] = ()) -> None:
@@ -236,7 +297,7 @@ def _warn(sink: _Sink, what: str, error: Exception) -> None:
 
 
 class JsonlSink:
-    """A sink that appends events to a log file, one JSON object per line.
+    """A sink that appends events to the log file `path`, one JSON object per line.
 
     Each JSON object has `event`, `time` (seconds since 1970), and the event's fields. Numbers that are not finite
     become null. A `Progress` event less than `progress_seconds` after the one before is left out. If the disk is full,

@@ -33,8 +33,20 @@ _SKIPPED = frozenset({"data", "models", "reports", "node_modules", "venv"})
 
 @dataclass
 class Locked:
-    """A training that a `dvc.lock` file describes, in the workspace or in a git revision: its parameters and hashes of
-    outs."""
+    """A training that a `dvc.lock` file describes, in the workspace or in a git revision.
+
+    Attributes:
+        where: the name of the place for users: `workspace`, a branch, a tag or an experiment.
+        result: the hash of `models/trained`.
+        outs: the hash of every out, by its path.
+        params: the parameters in the lock file, by dotted name.
+        read: a function that returns the content of a file beside the lock file, by its path.
+        time: the time of the commit or of the lock file, in seconds since 1970.
+        cache: the folder of DVC's cache.
+        experiment: the name of the DVC experiment; None if it is none.
+        revision: the git commit; None if there is none.
+        folder: the pipeline's folder in the workspace; None for a training in git only.
+    """
 
     where: str  # what people call it: `workspace`, a branch, an experiment
     result: str  # hash of `models/trained`
@@ -61,8 +73,13 @@ class Locked:
 
     @classmethod
     def of(cls, tree: Any, lock: str, **about: Any) -> Locked | None:
-        """Read the file `lock` in one of DVC's file systems (`tree`); None if it describes no training or cannot be
-        read."""
+        """Return the training that a lock file describes; None if it describes no training or cannot be read.
+
+        Args:
+            tree: one of DVC's file systems, which contains the lock file.
+            lock: the path of the lock file in `tree`.
+            about: the attributes that the lock file does not tell, such as `where`, `time` and `cache`.
+        """
 
         def read(name: str) -> bytes:
             with tree.open(str(PurePosixPath(lock).parent / name), "rb") as stream:

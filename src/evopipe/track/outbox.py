@@ -36,10 +36,15 @@ _started: list[subprocess.Popen[bytes]] = []  # to be reaped at the next start, 
 
 
 class Outbox:
-    """A process that delivers the training record in `folder` to trackers; with `folder` None nothing is delivered.
+    """A process beside a training that delivers the training's record to trackers.
 
     As a context manager, it runs beside the `with` block and delivers what the block adds to the record; it neither
-    raises nor waits. `deliver` delivers the record once.
+    raises nor waits. The method `deliver` delivers the record once.
+
+    Args:
+        folder: the folder of the record; None to deliver nothing.
+        root: the root of the DVC repository.
+        config: the block `tracking` of the parameters.
     """
 
     def __init__(self, folder: Path | None, root: Path, config: TrackingConfig) -> None:
@@ -63,7 +68,7 @@ class Outbox:
             self._process.stdout.close()
 
     def deliver(self) -> None:
-        """Start a process that delivers the record as it is now, and return at once.
+        """Start a process that delivers the record in its current state, and return at once.
 
         Raises:
             OSError: no process can be started.

@@ -43,7 +43,13 @@ _ABOUT, _TOLD = "run.json", ("key", "params", "started", "experiment", "revision
 
 @dataclass(frozen=True)
 class Kept:
-    """A copy of one of a run's files or folders, in the run's record: path, hash and time."""
+    """A copy of one of a run's files or folders, in the run's record.
+
+    Attributes:
+        path: the path of the copy.
+        md5: the hash of the content, as in `dvc.lock`.
+        time: the time at which the original was written, in seconds since 1970.
+    """
 
     path: Path
     md5: str  # as in `dvc.lock`
@@ -55,6 +61,21 @@ class TrackedRun:
     """The data of one training that trackers show, read from its record or from DVC's files (`track.locks`).
 
     A tracker that gets the same run twice must store it once.
+
+    Attributes:
+        key: the run's unique name: 32 hex digits, or `dvc-` and the hash of its result.
+        params: all of `params.yaml`.
+        started: the time of the start, in seconds since 1970.
+        status: whether the run is running, has finished or was killed.
+        result: the hash of `models/trained`, as in `dvc.lock`; None while the run trains.
+        generations: pairs (time, event) for each generation, in order.
+        ended: the time and the reason of the end; None if the run did not end by itself.
+        files: copies of the run's files that exist, by name.
+        transitions: the hash of `data/transitions.h5`; None if there is none.
+        experiment: the name of the DVC experiment; None if it is none.
+        revision: the git commit; None if it is not known.
+        version: the version of evopipe; None if it is not known.
+        replace: whether these files are newer than copies that a tracker may have.
     """
 
     key: str  # its name among all trainings: 32 hex digits, or `dvc-` and those of its outcome
@@ -152,7 +173,8 @@ class TrackedRun:
 
 
 def about_of(params: Mapping[str, Any]) -> str:
-    """Return the id of the environment, or the task, from parameters in the layout of `params.yaml`."""
+    """Return the id of the environment, or the task of language models, from parameters in the layout of
+    `params.yaml`."""
     (found,) = (str(value) for name, value in leaves(params) if name in layout.ABOUT)
     return found
 
@@ -165,7 +187,8 @@ class New(Counter[str]):
 
 
 class TrainingRecord:
-    """The record of a training: a folder with everything that trackers need of it, to be written or read."""
+    """The record of a training: a folder with everything that trackers need of it. `folder` is its path; `begin`
+    creates it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -188,9 +211,11 @@ class TrainingRecord:
         return None
 
     def begin(self, params: Mapping[str, Any], **told: str | None) -> None:
-        """Create the record, with all of `params.yaml`, git `revision`, DVC `experiment` and `version` of evopipe.
+        """Create the record. An existing record is left as it is, because the run is resumed or repeated.
 
-        An existing record is left as it is, because the run is resumed or repeated.
+        Args:
+            params: all of `params.yaml`, as JSON data.
+            told: the git `revision`, the DVC `experiment` and the `version` of evopipe, each a text or None.
         """
         if not (self.folder / _ABOUT).exists():
             about = {"key": self.folder.name, "params": params, "started": round(time.time(), 3), **told}

@@ -25,8 +25,12 @@ LOG = "events.jsonl"
 
 
 class Tracked(NamedTuple):
-    """The parameters that trackers need of a run: the block `tracking`, and all parameters as JSON data, which trackers
-    show."""
+    """The parameters that trackers need of a run.
+
+    Attributes:
+        config: the block `tracking`.
+        values: all parameters as JSON data, which trackers show.
+    """
 
     config: TrackingConfig
     values: Mapping[str, Any]
@@ -39,8 +43,14 @@ def watched(
     """Track a training inside a `with` block, and watch for signals that ask it to stop.
 
     The block receives the signal flag, the tracker that writes to console and log, and the outbox that delivers the log
-    to experiment trackers. `state` is the folder of the log, `folder` the folder of the run's results; `name` replaces
-    the name of the DVC experiment.
+    to experiment trackers.
+
+    Args:
+        tracked: the parameters that trackers need.
+        state: the folder of the log.
+        folder: the folder of the run's results.
+        quiet: whether the console shows only warnings.
+        name: a name of the run, instead of that of the DVC experiment; None for the experiment's.
     """
     with (
         StopSignal() as stop,
@@ -63,7 +73,10 @@ def _outbox(tracked: Tracked, state: Path, folder: Path, name: str | None) -> Ou
 
 
 def finish(config: TrackingConfig, state: Path, folder: Path) -> None:
-    """Copy the results of a finished training from `folder` into its record in `state`."""
+    """Copy the results of a finished training from `folder` into its record in the folder `state`.
+
+    `config` is the block `tracking` of the parameters; without trackers nothing is copied.
+    """
     if _wanted(config):
         with _warning():
             TrainingRecord(state).keep(folder, _written_by("train"), ended=True)
@@ -71,7 +84,10 @@ def finish(config: TrackingConfig, state: Path, folder: Path) -> None:
 
 def attach(config: TrackingConfig, stages: Iterable[str], folder: Path = Path()) -> None:
     """Copy the outs that `stages` have just written in `folder` into the record of their training run, and deliver the
-    record."""
+    record to the trackers.
+
+    `stages` are names of stages, and `config` is the block `tracking` of the parameters.
+    """
     names = _written_by(*({*stages} - {"train"}))
     if not _wanted(config) or not names or not (folder / TRAINED).exists():
         return

@@ -37,10 +37,15 @@ class _Out(NamedTuple):
 
 @dataclass(frozen=True)
 class ComparedOut:
-    """The comparison of a single DVC out between two runs: its stage, the stage's dependencies, both hashes, and a
-    verdict.
+    """The comparison of a single DVC out between two runs.
 
-    The hash of a missing out is empty.
+    Attributes:
+        path: the path of the out.
+        stage: the stage that makes the out.
+        deps: the paths on which the stage depends.
+        a, b: the hashes of the out in the first and in the second run; empty if the out is missing.
+        verdict: the result of the comparison, as a word.
+        notes: sentences that explain the verdict.
     """
 
     path: str

@@ -76,14 +76,15 @@ def check(
     """Check that algorithms compute the same on a device as on the CPU, and with graphs as without; measure the speed.
 
     Args:
-        names: the algorithms; if empty all, but those of language models only if the extra `language` is installed.
+        names: the algorithms. If empty, all algorithms are checked; those of language models only if the extra
+            `language` is installed.
         device: the device to be checked.
         members, envs: the numbers of members and environments, for each algorithm.
         repeats: how often the time is measured.
         tell: a function that is called with a line for each check.
 
     Raises:
-        UsageError: there is no algorithm of a name, or it is for teams or games, which are not checked.
+        UsageError: a name is no algorithm, or is an algorithm for teams or games, which are not checked.
         DataError: a check failed; the message names the failures.
     """
     for name in set(names) - set(known := algos.working(None)):

@@ -39,7 +39,11 @@ _Model = TypeVar("_Model", bound=BaseModel)
 class Published(_Stored):
     """A score that others published for the same algorithm and environment.
 
-    `steps` are those of one agent's training; None where the source does not say.
+    Attributes:
+        by: the name of the publication, a key of `sources` in `zoo/rows.yaml`.
+        score: the published score.
+        deviation: the standard deviation of the score, as published; None if the publication does not say.
+        steps: environment steps of one agent's training; None if the publication does not say.
     """
 
     by: str
@@ -49,12 +53,20 @@ class Published(_Stored):
 
     @property
     def bar(self) -> float:
-        """What is as good: `SHARE` of the score; of a negative one, as much below it."""
+        """The least score that counts as equal to the published one: the published score minus 5 % (1 − `SHARE`) of its
+        absolute value."""
         return self.score - (1 - SHARE) * abs(self.score)
 
 
 class Entry(_Stored):
-    """What `zoo/rows.yaml` says of a row."""
+    """The description of one row of the zoo in `zoo/rows.yaml`.
+
+    Attributes:
+        family: the family of environments, such as `classic control`.
+        extra: the extra of evopipe that installs the environment; None if none is needed.
+        published: the scores that others published.
+        tried: a text on what was tried, if the row does not reach the published scores; else empty.
+    """
 
     family: str
     extra: str | None = None  # of evopipe, which installs what the environment needs
@@ -68,7 +80,14 @@ class _File(_Stored):
 
 
 class Curve(_Stored):
-    """The elite's fitness by generation, over steps of the population and over measured seconds."""
+    """The learning curve of one seed's run. Every attribute has one entry per generation.
+
+    Attributes:
+        env_steps: the population's environment steps of training so far.
+        eval_steps: the population's environment steps of evaluation so far.
+        elite: the elite's fitness.
+        seconds: the measured seconds.
+    """
 
     env_steps: tuple[int, ...]
     eval_steps: tuple[int, ...]
@@ -77,12 +96,22 @@ class Curve(_Stored):
 
 
 class Seed(_Stored):
-    """What one seed came to.
+    """The recorded results of the run of a row's pipeline with one seed.
 
-    `mean`, `interval`, `std` and `iqm` are of its elite over held-out episodes. Steps are the whole population's, of
-    training and of the evaluations that chose the elite. `elite` is the SHA-256 of the elite's tensors in safetensors'
-    format, `params` and `code` are hashes of what it depends on, `cpu_seconds` are those of all stages. `revision` is
-    null where the code was not as committed.
+    Attributes:
+        mean, interval, std, iqm: the elite's returns over held-out episodes: mean, 95 % confidence interval, standard
+            deviation, and interquartile mean.
+        episodes: the number of the held-out episodes.
+        training_steps: environment steps in which the whole population was trained.
+        evaluation_steps: environment steps of the evaluations that chose the elite.
+        cpu_seconds: CPU time of all stages.
+        elite: the SHA-256 hash of the elite's safetensors file.
+        params: a hash of the parameters on which the results depend, see `ZooRow.key`.
+        code: a hash of the code on which the results depend, see `code`.
+        revision: the git commit of the code; null if the code had uncommitted changes.
+        version: evopipe's version.
+        fingerprint: properties of the machine and libraries, see `machine.fingerprint`.
+        curve: the learning curve.
     """
 
     mean: float
@@ -103,7 +132,7 @@ class Seed(_Stored):
 
     @property
     def steps(self) -> int:
-        """All steps that it took to have the elite, evaluation's too."""
+        """The population's environment steps until the elite was chosen, of training and evaluation together."""
         return self.training_steps + self.evaluation_steps
 
 
@@ -114,8 +143,15 @@ class _Results(_Stored):
 
 @dataclass(frozen=True)
 class Over:
-    """A row's scores over its seeds: their interquartile mean with a 95 % interval, see `iqm_over_runs`; the means of
-    what a seed cost."""
+    """Statistics of a row's results over its seeds.
+
+    Attributes:
+        seeds: the number of seeds.
+        iqm: the interquartile mean of the seeds' mean returns, see `iqm_over_runs`.
+        interval: the 95 % confidence interval of `iqm`.
+        steps: environment steps of the population for one seed, the mean over the seeds.
+        cpu_seconds: CPU time for one seed, the mean over the seeds.
+    """
 
     seeds: int
     iqm: float
@@ -126,7 +162,14 @@ class Over:
 
 @dataclass(frozen=True)
 class ZooRow:
-    """A row: its name, what `zoo/rows.yaml` says of it, and the repository's folder."""
+    """A row of the zoo: an algorithm trained in one environment with several seeds, whose results are in the
+    repository.
+
+    Attributes:
+        name: the row's name, such as `ppo-cartpole`.
+        entry: the row's description in `zoo/rows.yaml`.
+        home: the root folder of the clone of evopipe's repository.
+    """
 
     name: str
     entry: Entry
@@ -134,32 +177,36 @@ class ZooRow:
 
     @property
     def folder(self) -> Path:
-        """Its pipeline's folder."""
+        """The folder of the row's pipeline, `pipelines/NAME` in the clone."""
         return self.home / PIPELINES / self.name
 
     @property
     def file(self) -> Path:
-        """Where its results are."""
+        """The path of the file with the row's recorded results, `zoo/NAME.json` in the clone."""
         return self.home / ZOO / f"{self.name}.json"
 
     @property
     def archive(self) -> Path:
-        """Where the elite of its best seed is."""
+        """The path of the file with the elite of the row's best seed, `zoo/NAME.safetensors` in the clone."""
         return self.home / ZOO / f"{self.name}.safetensors"
 
     @cached_property
     def params(self) -> AnyParams:
-        """Its parameters.
+        """The parameters of the row's pipeline.
 
         Raises:
-            MissingInputError, ParamsError: its pipeline's file is not there, or cannot be used.
+            MissingInputError: the pipeline's `params.yaml` does not exist.
+            ParamsError: the pipeline's `params.yaml` cannot be used.
         """
         return load_params(str(self.folder / "params.yaml"))
 
     @cached_property
     def key(self) -> str:
-        """A hash of the parameters that its results depend on. It is of what differs from the defaults, so that a
-        parameter which is new and has its default makes no other row of it."""
+        """A hash of the parameters on which the row's results depend.
+
+        Only parameters that differ from their defaults enter the hash. A new parameter with a default therefore does
+        not change the hash.
+        """
         params = self.params
         kept = params.model_dump(
             mode="json", exclude_defaults=True, exclude={"seed", "algos", "export", "tracking", "runtime"}
@@ -167,21 +214,26 @@ class ZooRow:
         return content_key({**kept, "algo": params.algo_config.model_dump(mode="json", exclude_defaults=True)})
 
     def seeds(self) -> dict[int, Seed]:
-        """Return the results that were recorded, by seed; those of other parameters too.
+        """Return all recorded results by seed, including results of parameters that the pipeline no longer has; empty
+        if nothing was recorded.
 
         Raises:
-            DataError: they are damaged.
+            DataError: the file of results is damaged.
         """
         if not self.file.exists():
             return {}
         return dict(sorted(_parsed(_Results, read_json(self.file), self.file).seeds.items()))
 
     def trained(self) -> dict[int, Seed]:
-        """Return the results that are of the parameters which the pipeline has now, by seed."""
+        """Return the recorded results by seed, without results of parameters that the pipeline no longer has.
+
+        Raises:
+            DataError: the file of results is damaged.
+        """
         return {seed: found for seed, found in self.seeds().items() if found.params == self.key}
 
     def over(self) -> Over | None:
-        """Return the scores over seeds; None where none was trained."""
+        """Return statistics of the row's results over the seeds in `trained()`; None if there are none."""
         found = [*self.trained().values()]
         if not found:
             return None
@@ -190,15 +242,27 @@ class ZooRow:
         return Over(len(found), iqm, (low, high), float(steps), float(seconds))
 
     def reached(self) -> bool | None:
-        """Return whether the interval's lower end reaches every published score, see `Published.bar`; None where there
-        is none to reach, or nothing was trained."""
+        """Return whether the row's score is as good as every published score.
+
+        This holds if the lower end of the score's 95 % interval is at least every published score's `bar`. The result
+        is None if the row has no results, or if no score was published.
+        """
         over = self.over()
         if over is None or not self.entry.published:
             return None
         return over.interval[0] >= max(each.bar for each in self.entry.published)
 
     def record(self, seed: int, result: Seed, archive: bytes) -> None:
-        """Add the results of a seed, and keep its elite if no other seed's is better.
+        """Add the results of one seed to the file of results, and drop results of parameters that the pipeline no
+        longer has.
+
+        The elite replaces the one in the row's archive file if its mean return is higher than that of every other seed,
+        or if there is no archive file yet.
+
+        Args:
+            seed: the seed.
+            result: the results of the seed's run.
+            archive: the content of the archive file with this seed's elite.
 
         Raises:
             DiskError: a file cannot be written.
@@ -211,13 +275,14 @@ class ZooRow:
 
 
 def rows(folder: str | Path | None = None) -> dict[str, ZooRow]:
-    """Return the rows by name, the cheapest first.
+    """Return all rows of the zoo by name, in the order of `zoo/rows.yaml`, the cheapest first.
 
     Args:
-        folder: of a clone of evopipe's repository; None: the working folder's, else that which this code lies in.
+        folder: a clone of evopipe's repository. None searches the working folder, the folders above it, and the clone
+            that contains this code.
 
     Raises:
-        MissingInputError: there is no clone: an installed package holds no rows.
+        MissingInputError: no clone was found; an installed package does not contain the zoo.
         DataError: `zoo/rows.yaml` cannot be used.
     """
     home = _home(folder)
@@ -225,12 +290,30 @@ def rows(folder: str | Path | None = None) -> dict[str, ZooRow]:
 
 
 def sources(folder: str | Path | None = None) -> dict[str, str]:
-    """Return where published scores stand, by who published them; arguments and errors are those of `rows`."""
+    """Return where each publication can be found, by the publication's name, as in `Published.by`.
+
+    Args:
+        folder: a clone of evopipe's repository; None searches for one as `rows` does.
+
+    Raises:
+        MissingInputError: no clone was found.
+        DataError: `zoo/rows.yaml` cannot be used.
+    """
     return dict(_read(_home(folder)).sources)
 
 
 def find(name: str, folder: str | Path | None = None) -> ZooRow:
-    """Return a row by its name; errors are those of `rows`, and `UsageError` where there is no such row."""
+    """Return the row of the zoo with this name.
+
+    Args:
+        name: the row's name, such as `ppo-cartpole`.
+        folder: a clone of evopipe's repository; None searches for one as `rows` does.
+
+    Raises:
+        UsageError: there is no row of this name.
+        MissingInputError: no clone was found.
+        DataError: `zoo/rows.yaml` cannot be used.
+    """
     known = rows(folder)
     if name not in known:
         raise UsageError(f"zoo: there is no row {name!r:.60}{suggestion(name, known)}")
@@ -238,16 +321,16 @@ def find(name: str, folder: str | Path | None = None) -> ZooRow:
 
 
 def load(name: str, folder: str | Path | None = None) -> Policy | TeamPolicy:
-    """Load the elite of a row: that of its best seed.
+    """Return the policy of a row's elite, the best over all recorded seeds.
 
     Args:
-        name: the row, such as `ppo-cartpole`; `evopipe zoo list` lists them.
-        folder: see `rows`.
+        name: the row's name, such as `ppo-cartpole`; `evopipe zoo list` lists the names.
+        folder: a clone of evopipe's repository; None searches for one as `rows` does.
 
     Raises:
-        UsageError: there is no such row.
-        MissingInputError: there is no clone of the repository, or nobody has trained the row.
-        DataError: the archive is damaged.
+        UsageError: there is no row of this name.
+        MissingInputError: no clone of the repository was found, or the row was not trained yet.
+        DataError: the archive file is damaged.
     """
     row = find(name, folder)
     if not row.archive.exists():
@@ -257,18 +340,19 @@ def load(name: str, folder: str | Path | None = None) -> Policy | TeamPolicy:
 
 
 def code() -> str:
-    """Return a hash of the code that a score depends on: what the stages up to it compute with."""
+    """Return a hash of evopipe's code on which a score depends: the code of the stages `population`, `train` and
+    `evaluate`."""
     found = {source for stage in layout.STAGES if stage.name in _COMPUTED_BY for source in stage.sources}
     return content_key({}, [CODE / source for source in sorted(found)])
 
 
 def iqm_over_runs(scores: NDArray[np.float64], resamples: int = _RESAMPLES) -> tuple[float, tuple[float, float]]:
-    """Return the interquartile mean of scores `[runs, tasks]`, and its 95 % stratified bootstrap interval (low, high):
-    of every task runs are drawn anew, as many as it has (Agarwal et al., NeurIPS 2021, section 4.1).
+    """Return the interquartile mean of scores `[runs, tasks]`, and its 95 % stratified bootstrap interval (low, high).
 
-    The mean is the trimmed one of its authors' library `rliable`: of n values n/4, rounded down, are left out at either
-    end. `ops.statistics.interquartile_mean` counts the values at the border by shares, which is another number where
-    runs are few.
+    The mean leaves out n/4 of n scores, rounded down, at either end, as the library `rliable` does. The result differs
+    from `ops.statistics.interquartile_mean` if runs are few, because that function weights the scores at the border.
+    Each of the `resamples` bootstrap samples draws, for every task, as many runs as there are, with replacement
+    (Agarwal et al., NeurIPS 2021, section 4.1).
     """
     runs, tasks = scores.shape
     drawn = np.random.default_rng(0).integers(0, runs, (resamples, runs, tasks))

@@ -20,7 +20,15 @@ REACHED = {None: "", True: "yes", False: "no"}
 
 
 def table(folder: Path | None = None) -> list[str]:
-    """Return the lines of a table of all rows; arguments and errors are those of `row.rows`."""
+    """Return a table of all rows of the zoo, as lines of text for a terminal.
+
+    Args:
+        folder: a clone of evopipe's repository; None searches for one as `row.rows` does.
+
+    Raises:
+        MissingInputError: no clone was found.
+        DataError: `zoo/rows.yaml` or a file of results cannot be used.
+    """
     lines = [("row", "seeds", "IQM", "95 % interval", "steps", "CPU", "published", f"{SHARE:g} of it")]
     for name, row in rows(folder).items():
         over = row.over()
@@ -37,7 +45,13 @@ def table(folder: Path | None = None) -> list[str]:
 
 
 def described(row: ZooRow, sources: Mapping[str, str]) -> Iterator[str]:
-    """Yield lines about a row: its seeds, its score, what was published, and the commands that rebuild it."""
+    """Yield lines of text about a row: results of each seed, the score over seeds, published scores, and the command
+    that rebuilds the row.
+
+    Args:
+        row: the row.
+        sources: where each publication can be found, by its name, as the function `row.sources` returns it.
+    """
     yield f"{row.name}: {row.entry.family}, parameters in {row.folder / 'params.yaml'}"
     found, over = row.seeds(), row.over()
     stale = [seed for seed in found if seed not in row.trained()]
@@ -65,18 +79,24 @@ def described(row: ZooRow, sources: Mapping[str, str]) -> Iterator[str]:
 
 
 def told(published: Published, sources: Mapping[str, str]) -> str:
-    """Say what was published, and where."""
+    """Return a published score as a line of text, with the publication and where it can be found.
+
+    `sources` has the places of publications by name, as the function `row.sources` returns it.
+    """
     spread = "" if published.deviation is None else f" ± {number(published.deviation)}"
     steps = "" if published.steps is None else f" in {published.steps:,} steps"
     return f"{published.by}: {score(published.score)}{spread}{steps} ({sources[published.by]})"
 
 
 def draw(row: ZooRow, path: Path) -> None:
-    """Draw the elite's fitness over steps and over seconds: the mean over seeds, with a 95 % band.
+    """Draw a row's learning curves: the elite's fitness over environment steps, and over seconds.
+
+    A curve is the mean over the row's seeds, with a 95 % bootstrap band. The picture is written to `path`, in the
+    format of its suffix.
 
     Raises:
-        MissingInputError: the row was not trained.
-        UsageError: no such picture can be written.
+        MissingInputError: the row was not trained yet.
+        UsageError: matplotlib does not write this format.
     """
     from evopipe.compare.pictures import draw_curves
 
@@ -92,12 +112,12 @@ def draw(row: ZooRow, path: Path) -> None:
 
 
 def film(row: ZooRow, path: Path) -> None:
-    """Film the elite of a row in one episode, as an animated GIF.
+    """Film one episode of a row's elite, and write it to `path` as an animated GIF.
 
     Raises:
-        MissingInputError: the row was not trained.
+        MissingInputError: the row was not trained yet.
         UsageError: the path is a folder.
-        EnvironmentFailed: its environment does not render.
+        EnvironmentFailed: the environment cannot render.
     """
     from evopipe.policies import film, play
 

@@ -29,15 +29,23 @@ _Tell = Callable[[str], None]
 
 
 def train(rows: Sequence[ZooRow], seeds: Sequence[int], jobs: int | None, tell: _Tell, warn: _Tell) -> None:
-    """Train what is missing of rows, one after another, `jobs` seeds at a time, and record it in `zoo/`.
+    """Train each row with those of the given seeds that have no recorded results, and record the results in the clone's
+    folder `zoo/`.
 
-    A seed that was stopped or killed goes on where it was, as long as the code is the same. A row that fails does not
-    stop the others.
+    Rows are trained one after another. A seed's run that was stopped continues where it was, if the code is still the
+    same. The failure of a row does not stop the others.
+
+    Args:
+        rows: the rows.
+        seeds: the seeds of each row.
+        jobs: the number of seeds that run at the same time; None for one per CPU.
+        tell: a function that is called with sentences on the progress.
+        warn: a function that is called with warnings.
 
     Raises:
-        MissingInputError: a row needs a package that is not installed.
-        EvopipeError: a row failed; the others have ended. The exit code is that of the first.
-        Interrupted: a signal arrived; what has ended is recorded, and the rest saved.
+        MissingInputError: a package that the only row needs is not installed.
+        EvopipeError: rows failed, and the others were trained. The exit code is that of the first failure.
+        Interrupted: a signal arrived; finished runs are recorded, and the others saved.
     """
     failed: dict[str, EvopipeError] = {}
     for row in rows:
@@ -68,9 +76,24 @@ def run(
     row: ZooRow, seeds: Sequence[int], top: Path, jobs: int | None, tell: _Tell, warn: _Tell,
     keep: Callable[[SweptRun], None] = lambda swept: None,
 ) -> list[SweptRun]:  # fmt: skip
-    """Run a row's pipeline with these seeds, each in a folder of its own below `top`, from the pipeline's own folder,
-    where modules of its own are found; errors are those of `sweep.run.sweep`, and `MissingInputError` if a package is
-    not installed."""
+    """Run a row's pipeline with each of the given seeds, each in a folder of its own below `top`; return the finished
+    runs, the best first.
+
+    The working folder is the pipeline's, so that the pipeline's own modules can be imported.
+
+    Args:
+        row: the row.
+        seeds: the seeds.
+        top: the folder of all runs.
+        jobs: the number of runs at the same time; None for one per CPU.
+        tell: has no effect.
+        warn: a function that is called with warnings.
+        keep: a function that is called with each run as soon as it has finished.
+
+    Raises:
+        MissingInputError: a package that the row needs is not installed.
+        EvopipeError: a run failed. For other errors see `sweep.run.sweep`.
+    """
     _need(row)
     with contextlib.chdir(row.folder):
         settings = settings_of("params.yaml", [f"seed={','.join(map(str, seeds))}"], (), None, "random", False)
@@ -93,10 +116,18 @@ def _record(row: ZooRow, tell: _Tell, swept: SweptRun) -> None:
 
 
 def result(row: ZooRow, swept: SweptRun) -> tuple[Seed, bytes]:
-    """Return what a run came to, and its elite as an archive: the tensors, with their description as a note.
+    """Return the results of a finished run of a row's pipeline, and the content of an archive file with the run's
+    elite.
+
+    The archive is a safetensors file with the elite's tensors, whose metadata has the content of `policy.json`.
+
+    Args:
+        row: the row.
+        swept: the finished run.
 
     Raises:
-        DataError, MissingInputError: the run's files are damaged or missing.
+        DataError: a file of the run is damaged.
+        MissingInputError: a file of the run does not exist.
     """
     files = read_folder(swept.folder / layout.ELITE, only=(POLICY, TENSORS))
     summary, scores = (read_json(swept.folder / out) for out in (layout.TRAIN, layout.EVALUATION))
@@ -119,7 +150,8 @@ def result(row: ZooRow, swept: SweptRun) -> tuple[Seed, bytes]:
 
 
 def committed(home: Path) -> bool:
-    """Return whether the code and the pipelines in a clone are as committed."""
+    """Return whether evopipe's code and the pipelines in the clone `home` have no uncommitted changes; False if git
+    cannot tell."""
     words = ["git", "-c", "safe.directory=*", "status", "--porcelain", "--", "src/evopipe", str(PIPELINES)]
     try:
         found = subprocess.run(words, cwd=home, capture_output=True, text=True, check=False)

@@ -21,7 +21,13 @@ TOLERANCE = 0.1
 
 @dataclass(frozen=True)
 class Compared:
-    """A seed as it was recorded and as it was rebuilt."""
+    """The comparison of two runs of a row with the same seed.
+
+    Attributes:
+        seed: the seed.
+        there: the results as recorded in the repository.
+        here: the results of the new run on this machine.
+    """
 
     seed: int
     there: Seed
@@ -29,18 +35,19 @@ class Compared:
 
     @property
     def same(self) -> bool:
-        """Whether the elite has the same bits."""
+        """Whether the elites of both runs are equal to the bit."""
         return self.there.elite == self.here.elite
 
     @property
     def others(self) -> list[str]:
-        """What of code and machine is not the same, on which bits depend."""
+        """The names of what differs between the runs and can change bits: `code`, and entries of the fingerprint of
+        machine and libraries."""
         one, two = self.there.fingerprint, self.here.fingerprint
         names = [name for name in sorted({*one, *two} - {"evopipe"}) if one.get(name) != two.get(name)]
         return ["code"] * (self.there.code != self.here.code) + names
 
     def line(self) -> str:
-        """Say how they compare."""
+        """Return the comparison as a line of text."""
         begin = f"seed {self.seed}: elite {self.here.elite[:12]}"
         if self.same:
             return f"{begin}, as recorded: the same bits"
@@ -50,24 +57,25 @@ class Compared:
 
 
 def verify(row: ZooRow, seeds: Sequence[int] | None, jobs: int | None, show: _Tell, tell: _Tell, warn: _Tell) -> None:
-    """Train seeds of a row anew in an empty folder, and compare their elites with those that were recorded.
+    """Train a row again with some of its seeds, and compare the new elites with the recorded ones.
 
-    Equal hashes settle it. Where they differ and the same code ran on a like machine, the row is not reproduced. Where
-    code or machine differ, what was learned is another run: then the scores must agree, of one seed by its episodes, of
-    several by their interquartile means, within what the row's seeds span.
+    Elites with equal hashes are reproduced. If hashes differ although code, machine and libraries are the same, the row
+    is not reproduced. If code, machine or libraries differ, only scores are compared: the score's 95 % intervals must
+    overlap, or the scores may differ by at most 10 % (`TOLERANCE`). For one seed the score is the mean over episodes,
+    for several it is the interquartile mean over seeds; it is compared with the score over all recorded seeds.
 
     Args:
         row: the row.
-        seeds: which seeds; None: the best one, whose elite the archive holds.
-        jobs: how many run at the same time; None: as many as there are CPUs.
-        show: receives what was found, a line a seed.
-        tell: receives progress.
-        warn: receives warnings.
+        seeds: the seeds to train with; None for the best recorded seed.
+        jobs: the number of seeds that run at the same time; None for one per CPU.
+        show: a function that is called with each line of the result.
+        tell: a function that is called with sentences on the progress.
+        warn: a function that is called with warnings.
 
     Raises:
-        MissingInputError: a seed was not trained, or a package is not installed.
+        MissingInputError: the row has no recorded results of a seed, or a package that it needs is not installed.
         DataError: the row is not reproduced.
-        Interrupted: a signal asked to stop.
+        Interrupted: a signal asked the process to stop.
     """
     recorded = row.trained()
     if not recorded:
@@ -90,10 +98,16 @@ def verify(row: ZooRow, seeds: Sequence[int] | None, jobs: int | None, show: _Te
 
 
 def judge(name: str, compared: Sequence[Compared], recorded: Mapping[int, Seed]) -> str:
-    """Return a sentence that says how a row was reproduced.
+    """Return a sentence that says whether a row was reproduced to the bit, or only by its score; for the rules see
+    `verify`.
+
+    Args:
+        name: the row's name.
+        compared: the comparisons, one for each seed that was trained again.
+        recorded: all recorded results of the row, by seed.
 
     Raises:
-        DataError: it was not.
+        DataError: the row is not reproduced.
     """
     others = [each for each in compared if not each.same]
     if not others:

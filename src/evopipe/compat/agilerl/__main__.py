@@ -10,7 +10,12 @@ from evopipe.formats import score
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Train, print every generation's best fitness; return the exit code, see `evopipe.errors`."""
+    """Train as the YAML file in the arguments says, print the best fitness of every generation, and return the exit
+    code.
+
+    `arguments` are the command-line arguments; None for those of `sys.argv`. An error of evopipe is printed as one
+    sentence, and the code is the error's own (see `evopipe.errors`).
+    """
     parser = argparse.ArgumentParser("python -m evopipe.compat.agilerl", description=__doc__)
     parser.add_argument("file", help="a YAML file of AgileRL's: INIT_HP …, or a manifest")
     parser.add_argument("--max-steps", type=int, help="environment steps of each agent")

@@ -47,7 +47,7 @@ class Agent(View):
         spared: whether the agent is the fittest of its generation, which `Mutations` leaves unchanged by default.
 
     Attributes:
-        breed: as in the arguments.
+        ALGO: evopipe's name of the algorithm, in classes such as `DQN`; else empty.
         index: the agent's index in the population.
         fitness: the results of `test`, oldest first.
         scores: returns of finished episodes, for the script's own loop to fill.
@@ -88,7 +88,8 @@ class Agent(View):
 
     @classmethod
     def viewing(cls, breed: Breed, member: Member, mutation: Mutation = NONE, spared: bool = False) -> Self:
-        """Return the agent of this class that is a view of a member: classes by algorithm are called with spaces."""
+        """Return the agent of this class for a member; for the arguments see the class. Unlike the constructors of
+        subclasses such as `DQN`, it does not take spaces."""
         found = cls.__new__(cls)
         Agent.__init__(found, breed, member, mutation, spared)
         return found
@@ -125,17 +126,17 @@ class Agent(View):
 
     @property
     def device(self) -> Any:
-        """Where the agent's tensors are."""
+        """The torch device of the agent's tensors."""
         return self.breed.spec.device
 
     @property
     def observation_space(self) -> Any:
-        """Gymnasium's observation space; for a team, a dictionary of spaces by agent."""
+        """The environment's observation space, of Gymnasium; for a team, a dictionary of spaces by agent."""
         return self.breed.observation_space
 
     @property
     def action_space(self) -> Any:
-        """Gymnasium's action space; for a team, a dictionary of spaces by agent."""
+        """The environment's action space, of Gymnasium; for a team, a dictionary of spaces by agent."""
         return self.breed.action_space
 
     @property
@@ -154,7 +155,8 @@ class Agent(View):
         self.training = bool(training)
 
     def reset_action_noise(self, indices: Any = None) -> None:
-        """Do nothing: noise is a function of the agent's key and of how often it acted."""
+        """Do nothing, because exploration noise has no state: it depends only on the agent's random key and its count
+        of actions. `indices` has no effect."""
 
     def unwrap_models(self) -> None:
         """Do nothing, because evopipe never wraps a model. AgileRL's scripts call this method around checkpoints."""
@@ -230,8 +232,8 @@ class Agent(View):
         return own[0] if single else own
 
     def take_note(self, obs: np.ndarray, alive: np.ndarray | None = None) -> None:
-        """Enter observations `[n, O]`, of a team `[n, K, O]` of those that are alive `[n, K]`, in the agent's running
-        statistics, if it has some and is in training."""
+        """Update the agent's running statistics by observations `[n, O]`, if it has statistics and explores. For a team
+        the observations are `[n, K, O]`, and only agents in `alive` `[n, K]` count."""
         if self.training:
             take_note([self.live()], obs, alive, places=[[0]])
 
@@ -327,7 +329,8 @@ class Agent(View):
         return [replace(each, obs=self.normalised(each.obs), next_obs=self.normalised(each.next_obs)) for each in found]
 
     def normalised(self, obs: np.ndarray) -> np.ndarray:
-        """Return observations `[n, O]` as the networks read them."""
+        """Return observations `[n, O]`, normalised by the agent's running statistics if it has some, as its networks
+        read them."""
         live = self.live()
         if live.normaliser is None:
             return obs
@@ -381,7 +384,7 @@ class Agent(View):
         return self.fitness[-1]
 
     def go_on_from(self, parent: Self, slot: Self) -> None:
-        """Copy the counters of an agent, and continue the random draws of another.
+        """Copy the counters of one agent, and continue the random draws of another.
 
         Args:
             parent: the agent whose scores, steps and fitness are copied.
@@ -401,11 +404,11 @@ class Agent(View):
         stored_agent.write(Path(path), self.breed, self.member, counters)
 
     def load_checkpoint(self, path: str | Path) -> None:
-        """Replace this agent's state by that in a folder which `save_checkpoint` wrote.
+        """Replace this agent's state by the state in a folder that `save_checkpoint` wrote.
 
         Raises:
             MissingInputError: the folder does not exist.
-            DataError: it is damaged, or belongs to another algorithm or other spaces.
+            DataError: the folder is damaged, or its agent has another algorithm or other spaces.
         """
         found = kind_of("").load(path)
         if found.algo != self.algo or found.breed.spec.spaces != self.breed.spec.spaces:
@@ -425,7 +428,7 @@ class Agent(View):
 
         Raises:
             MissingInputError: the folder does not exist.
-            DataError: it is damaged, or holds an agent of another algorithm.
+            DataError: the folder is damaged, or holds an agent of another algorithm.
         """
         one_process(accelerator)
         member, breed, counters = stored_agent.read(Path(path), device)
@@ -441,5 +444,6 @@ _CLASSES: dict[str, type[Agent]] = {}
 
 
 def kind_of(algo: str) -> type[Agent]:
-    """Return the class of an algorithm's agents: one of its own, or `Agent`."""
+    """Return the class of agents for an algorithm by evopipe's name of it: a class of its own such as `DQN`, or `Agent`
+    if there is none."""
     return _CLASSES.get(algo, Agent)

@@ -19,6 +19,9 @@ from evopipe.errors import UsageError
 class BPTTSequenceType(StrEnum):
     """How the rollout of a recurrent `PPO` is cut into the sequences that it learns from.
 
+    `CHUNKED` cuts it every `max_seq_len` steps; `MAXIMUM` and `FIFTY_PERCENT_OVERLAP` both cut it every half of that,
+    into sequences that overlap.
+
     Examples:
         >>> import gymnasium
         >>> from evopipe.compat.agilerl import PPO, BPTTSequenceType
@@ -123,7 +126,10 @@ _ROLLOUTS = {"batch_size": 64, "lr": 1e-4, "learn_step": 2048, "gamma": 0.99, "g
 
 
 class DQN(_Algorithm):
-    """Deep Q-network, double by default.
+    """An agent of deep Q-learning, double by default.
+
+    A call makes one agent, and `population` makes several. Hyper-parameters are arguments by name, and `DEFAULTS` has
+    their defaults.
 
     Examples:
         >>> import gymnasium
@@ -140,11 +146,14 @@ class DQN(_Algorithm):
 
 
 class RainbowDQN(_Algorithm):
-    """Rainbow: a distributional, dueling, noisy deep Q-network.
+    """An agent of Rainbow, a distributional, dueling, noisy deep Q-network.
+
+    A call makes one agent, and `population` makes several. Hyper-parameters are arguments by name, and `DEFAULTS` has
+    their defaults.
 
     Attributes:
-        beta: how much importance weights correct for priorities, for the script's own loop.
-        n_step: the steps of a transition, for the script's own loop.
+        beta: the exponent of importance weights, which a script's own loop passes to `memory.sample`.
+        n_step: the number of steps in a transition, for the script's own loop.
 
     Examples:
         >>> import gymnasium
@@ -173,14 +182,21 @@ class RainbowDQN(_Algorithm):
         self.beta, self.n_step = parent.beta, parent.n_step
 
     def learn(self, experiences: Any = None, **kwargs: Any) -> Any:
-        """Learn from a batch, see `Agent.learn`; return the loss, and the indices and errors of its transitions, for
-        `memory.update_priorities`, which `learn` has done already. Both are None if the memory has no priorities."""
+        """Learn from a batch of transitions, `experiences`, as `Agent.learn` does with the same arguments; return
+        (loss, indices, errors).
+
+        The indices `[B]` and TD errors of the batch's transitions fit `memory.update_priorities`, which `learn` itself
+        has already called. Both are None if the memory has no priorities.
+        """
         loss = super().learn(experiences, **kwargs)
         return loss, None if getattr(experiences, "places", None) is None else experiences["idxs"], self.errors
 
 
 class CQN(_Algorithm):
-    """Conservative Q-learning over discrete actions, from a dataset.
+    """An agent of conservative Q-learning over discrete actions, which learns from a dataset.
+
+    A call makes one agent, and `population` makes several. Hyper-parameters are arguments by name, and `DEFAULTS` has
+    their defaults.
 
     Examples:
         >>> import gymnasium
@@ -195,7 +211,10 @@ class CQN(_Algorithm):
 
 
 class DDPG(_Algorithm):
-    """Deep deterministic policy gradient.
+    """An agent of deep deterministic policy gradient.
+
+    A call makes one agent, and `population` makes several. Hyper-parameters are arguments by name, and `DEFAULTS` has
+    their defaults.
 
     Examples:
         >>> import gymnasium
@@ -211,7 +230,10 @@ class DDPG(_Algorithm):
 
 
 class TD3(_Algorithm):
-    """Twin delayed deep deterministic policy gradient.
+    """An agent of twin delayed deep deterministic policy gradient.
+
+    A call makes one agent, and `population` makes several. Hyper-parameters are arguments by name, and `DEFAULTS` has
+    their defaults.
 
     Examples:
         >>> import gymnasium
@@ -226,7 +248,10 @@ class TD3(_Algorithm):
 
 
 class PPO(_Algorithm):
-    """Proximal policy optimisation, recurrent with `recurrent=True`.
+    """An agent of proximal policy optimisation; its network is recurrent with `recurrent=True`.
+
+    A call makes one agent, and `population` makes several. Hyper-parameters are arguments by name, and `DEFAULTS` has
+    their defaults.
 
     Examples:
         >>> from evopipe.compat.agilerl import PPO, collect_rollouts, make_vect_envs
@@ -261,7 +286,11 @@ class _Team(_Algorithm):
 
 
 class MADDPG(_Team):
-    """Multi-agent deep deterministic policy gradient: each agent acts by itself, critics see all.
+    """A team of multi-agent deep deterministic policy gradient: an actor sees its own agent's observation, a critic
+    those of all agents.
+
+    A call makes one agent, and `population` makes several. Hyper-parameters are arguments by name, and `DEFAULTS` has
+    their defaults.
 
     Examples:
         >>> from mpe2 import simple_spread_v3
@@ -279,7 +308,10 @@ class MADDPG(_Team):
 
 
 class MATD3(_Team):
-    """Multi-agent twin delayed deep deterministic policy gradient.
+    """A team of multi-agent twin delayed deep deterministic policy gradient.
+
+    A call makes one agent, and `population` makes several. Hyper-parameters are arguments by name, and `DEFAULTS` has
+    their defaults.
 
     Examples:
         >>> from mpe2 import simple_spread_v3
@@ -296,7 +328,10 @@ class MATD3(_Team):
 
 
 class IPPO(_Team):
-    """Independent proximal policy optimisation of teams.
+    """A team of independent proximal policy optimisation, in which each agent learns from its own observations.
+
+    A call makes one agent, and `population` makes several. Hyper-parameters are arguments by name, and `DEFAULTS` has
+    their defaults.
 
     Examples:
         >>> from mpe2 import simple_spread_v3

@@ -23,21 +23,23 @@ _STEPS = 500  # of an episode of an environment, where nothing else is said
 
 
 class BanditEnv:
-    """Labelled data as a contextual bandit: an arm for each label, reward 1 for the right one and 0 for others.
+    """Labelled data as a contextual bandit. Each label is an arm; the right arm for a row gives the reward 1, any other
+    arm 0.
 
-    The context of an arm is the features in the arm's own place among zeros. Rows are drawn at random.
+    In every step a row is drawn at random. The context of arm k is a vector of zeros in which the row's features stand
+    at the k-th of `arms` places.
 
     Args:
-        features: `[N, d]`, an array or a data frame.
-        targets: `[N]` or `[N, 1]`, the labels.
-        seed: seed of the draws.
+        features: `[N, d]`, an array or a data frame: N rows of d features.
+        targets: `[N]` or `[N, 1]`, the rows' labels.
+        seed: seed of the random draws.
 
     Attributes:
         arms: the number of arms.
-        context_dim: the shape of an arm's context, `(arms · d,)`.
+        context_dim: the shape of the context of one arm, `(arms · d,)`.
 
     Raises:
-        UsageError: the rows are none, or not as many as the labels, or all labels are one.
+        UsageError: there are no rows, rows and labels differ in number, or there is only one label.
 
     Examples:
         >>> from evopipe.compat.agilerl import BanditEnv
@@ -70,13 +72,14 @@ class BanditEnv:
         return found.reshape(self.arms, -1)
 
     def reset(self, seed: int | None = None) -> np.ndarray:
-        """Return the contexts of the arms, `[arms, arms · d]`; with `seed`, of draws that begin anew."""
+        """Draw a row, and return the contexts of all arms, `[arms, arms · d]`; `seed` restarts the random draws."""
         if seed is not None:
             self._random = np.random.default_rng(seed)
         return self._context()
 
     def step(self, k: int) -> tuple[np.ndarray, float]:
-        """Choose arm `k`; return the next contexts, and the reward."""
+        """Choose arm `k` for the current row. Return the contexts of all arms for the next row, `[arms, arms · d]`, and
+        the reward of the choice."""
         reward = float(self._labels[self._now] == int(k))
         return self._context(), reward
 
@@ -135,10 +138,10 @@ class _Bandit(_Algorithm):
 
 
 class NeuralUCB(_Bandit):
-    """Neural contextual bandits with an upper confidence bound (Zhou et al., 2020).
+    """An agent that chooses among arms by a neural network with an upper confidence bound (Zhou et al., 2020).
 
-    `gamma` says how much the width of the bound counts, `lamb` what its matrix begins with, `reg` how near the weights
-    stay to the first ones.
+    The hyper-parameters of its own are `gamma`, the weight ν of the confidence width; `lamb`, the initial value λ of
+    the sums of squared gradients; and `reg`, the weight of the squared distance from the initial weights.
 
     Examples:
         >>> import gymnasium
@@ -154,10 +157,11 @@ class NeuralUCB(_Bandit):
 
 
 class NeuralTS(_Bandit):
-    """Neural contextual bandits with Thompson sampling (Zhang et al., 2021).
+    """An agent that chooses among arms by a neural network with Thompson sampling (Zhang et al., 2021).
 
-    `gamma` says how wide rewards are drawn, `lamb` what the matrix begins with, `reg` how near the weights stay to the
-    first ones.
+    The hyper-parameters of its own are `gamma`, the scale ν of the standard deviation with which rewards are drawn;
+    `lamb`, the initial value λ of the sums of squared gradients; and `reg`, the weight of the squared distance from the
+    initial weights.
 
     Examples:
         >>> import gymnasium
@@ -182,16 +186,39 @@ def train_bandits(
     save_elite: bool = False, elite_path: str | None = None, wb: bool = False, verbose: bool = True,
     accelerator: Any = None, wandb_api_key: str | None = None, wandb_kwargs: Mapping[str, Any] | None = None,
 ) -> Trained:  # fmt: skip
-    """Train bandits: NeuralUCB, NeuralTS.
+    """Train a population of agents on a contextual bandit: NeuralUCB, NeuralTS. An agent learns once in every
+    `learn_step` of its steps.
 
     Args:
-        env: a `BanditEnv`, or another object with its `reset`, `step`, `arms` and `context_dim`. Copies are stepped.
-        memory: the replay buffer. Only its size is used.
-        episode_steps: steps after which an environment begins anew.
-        eval_steps: steps of an evaluation; the fitness is the sum of their rewards.
+        env: a `BanditEnv`, or another object with the same `reset`, `step`, `arms` and `context_dim`. The training
+            steps copies.
+        env_name: the environment's name in files and trackers.
+        algo, INIT_HP, MUT_P: are only checked; they must agree with the population and with `mutation`.
+        pop: agents, as `create_population` makes them.
+        memory: a replay buffer. Only its capacity is used.
+        max_steps, evo_steps: steps of each agent, in total and between evolutions.
+        episode_steps: steps after which an environment is reset.
+        eval_steps, eval_loop: the steps of an evaluation, whose fitness is the sum of the rewards, and the number of
+            evaluations for each environment.
+        swap_channels: has no effect, because the order of an image's channels is detected.
+        target: the mean return that ends training early, once other episodes confirm it; None for no early end.
+        tournament, mutation: the selection and the mutation; None for none.
+        checkpoint: environment steps of each agent between two checkpoints; None for no checkpoints.
+        checkpoint_path, overwrite_checkpoints: the beginning of the names of the agents' checkpoint folders, and
+            whether only the last checkpoints are kept.
+        save_elite, elite_path: whether the best agent is written, and to which folder; `evopipe.load` reads it.
+        verbose: whether progress is printed.
+        accelerator: an Accelerator of one process.
+        wb, wandb_api_key: whether metrics go to Weights & Biases, and its key.
+        wandb_kwargs: settings of Weights & Biases; only `project` is allowed.
 
-    The other arguments, the result and the errors are those of `train_off_policy`. An agent learns once in every
-    `learn_step` of its steps.
+    Returns:
+        The trained agents by index, and one list of their fitnesses for each generation.
+
+    Raises:
+        UsageError: an argument would have no effect, or the environment cannot be copied.
+        ParamsError: a value is out of its bounds.
+        DivergedError, EnvironmentFailed, Interrupted: see `evopipe.run.session.Session.train`.
 
     Examples:
         >>> import gymnasium

@@ -73,10 +73,11 @@ class Breed:
         return np.ascontiguousarray(np.asarray(rows, np.float32)), single
 
     def undrawn(self, drawn: torch.Tensor, space: ActionSpace | None = None) -> np.ndarray:
-        """Convert actions from the algorithm's encoding to the environment's units, `[n, …]`, without clipping.
-        Squashed actions stay in [-1, 1].
+        """Convert actions `[n, …]` from the algorithm's encoding to the environment's units, without clipping. Squashed
+        actions stay in [-1, 1].
 
         For an agent of a team, `space` is that agent's space, and `drawn` may be padded to the widest agent's actions.
+        For a single agent, `space` is None.
         """
         space = space or self.actions
         if space.bounds is None:
@@ -89,8 +90,14 @@ class Breed:
         return own.astype(np.float32).reshape(-1, *space.shape)
 
     def drawn(self, own: Any, count: int, space: ActionSpace | None = None) -> torch.Tensor:
-        """Convert `count` actions from the environment's units to the algorithm's encoding, `[n, …]` without pads. This
-        is the inverse of `undrawn`."""
+        """Convert actions `[n, …]` from the environment's units to the algorithm's encoding, the inverse of the method
+        `undrawn`. The result has no padding.
+
+        Args:
+            own: the actions.
+            count: the number of actions, `n`.
+            space: for an agent of a team, that agent's space; None for a single agent.
+        """
         space = space or self.actions
         array = np.asarray(own).reshape(count, *space.shape)
         if space.bounds is None:
@@ -102,8 +109,10 @@ class Breed:
         return torch.from_numpy((2.0 * (flat - low) / (high - low) - 1.0).astype(np.float32))
 
     def with_params(self, params: Params, spec: EnvSpec, spaces: tuple[Any, Any] | None = None) -> Breed:
-        """Return a copy with other parameters and another run configuration `spec`. If `spaces` is given, it replaces
-        the observation and action space."""
+        """Return a copy of this breed with other parameters `params` and another run configuration `spec`.
+
+        `spaces`, if given, are the observation space and the action space of the copy.
+        """
         if spaces is None:
             return replace(self, spec=spec, params=params)
         return replace(_of_spaces(*spaces, self.team is not None), spec=spec, params=params)
@@ -185,17 +194,22 @@ def one_process(accelerator: Any) -> None:
 
 
 class ActionScaling:
-    """How an agent's actions become the environment's, in a loop that steps it by itself."""
+    """A converter of a single agent's actions from the algorithm's encoding to the environment's units, for a script's
+    own loop.
+
+    Args:
+        breed: what the agent's population shares; its action space has the bounds.
+    """
 
     def __init__(self, breed: Breed) -> None:
         self._breed = breed
 
     @property
     def squash_output(self) -> bool:
-        """Whether actions are squashed into [-1, 1], and scaled from there."""
+        """Whether the algorithm's actions are in [-1, 1], so that they need `scale_action`."""
         return bool(getattr(self._breed.spec.algo_config, "squash", False))
 
     def scale_action(self, action: Any) -> np.ndarray:
-        """Return squashed actions `[n, A]` between the environment's bounds."""
+        """Convert actions `[n, A]` in [-1, 1] to the environment's units, between the bounds of its action space."""
         space: ActionSpace = self._breed.actions
         return space.own(np.asarray(action, np.float32).reshape(-1, space.size))

@@ -63,7 +63,8 @@ class Memory(ABC):
         self.save_to_memory(*parts, is_vectorised=True)
 
     def add(self, transition: Any) -> Any:
-        """Save a `Transition`, or a transition by the names of its parts: of one environment, or of all `[n, …]`.
+        """Save one step: a `Transition`, or a mapping of its parts by name. The parts are of one environment, or
+        `[n, …]` of n environments.
 
         Raises:
             UsageError: a part is missing, or a shape differs from that of the first transition.
@@ -90,14 +91,15 @@ class Experiences(tuple[Any, ...]):
     """A batch of transitions from a replay buffer: a tuple (state, action, reward, next_state, done) of NumPy arrays
     `[B, …]`.
 
+    The parts can also be read by name: `obs`, `action`, `reward`, `next_obs`, `done`, and `idxs` and `weights`, `[B]`
+    each.
+
     Attributes:
         memory: the buffer that the batch was drawn from.
         rows: the same transitions as packed rows, `[1, B, size]`.
-        at: row indices in the buffer, `[1, B]`.
-        places, weight: row indices in the buffer and importance weights, `[1, B]`; None if the buffer is not
-            prioritised.
-
-    A part goes by its name too: `obs`, `action`, `reward`, `next_obs`, `done`, and `idxs`, `weights` `[B]`.
+        at: the transitions' row indices in the buffer, `[1, B]`.
+        places, weight: for a prioritised buffer, the row indices whose priorities are updated, and the importance
+            weights, `[1, B]` each; else None.
 
     Examples:
         >>> from evopipe import ReplayBuffer
@@ -132,10 +134,13 @@ class ReplayBuffer(Memory):
         memory_size: the capacity in transitions; the oldest transitions are overwritten.
         field_names: the names `state`, `action`, `reward`, `next_state` and `done`, in the order in which a script
             saves these parts.
-        action_dim: has no effect; the shape follows from the first transition.
+        action_dim, num_envs: have no effect; the shapes follow from the saved transitions.
         device: has no effect; a batch is moved to the agent's device when the agent learns from it.
         max_size: the newer name of `memory_size`.
         seed: seed of the random draws of `sample`.
+
+    Attributes:
+        alpha: the exponent of priorities; None if the buffer is not prioritised.
 
     Raises:
         UsageError: neither or both of `memory_size` and `max_size` are given, or `field_names` has other names.
@@ -171,7 +176,7 @@ class ReplayBuffer(Memory):
 
     @property
     def size(self) -> int:
-        """Transitions that are there."""
+        """The number of stored transitions."""
         return len(self)
 
     @property
@@ -193,7 +198,8 @@ class ReplayBuffer(Memory):
         self.counter = counter
 
     def add(self, transition: Any) -> Any:
-        """Save a `Transition`, or what `MultiStepReplayBuffer.add` returned.
+        """Save one step: a `Transition`, a mapping of its parts by name, or the `Completed` that
+        `MultiStepReplayBuffer.add` returned. The parts are of one environment, or `[n, …]` of n environments.
 
         Raises:
             UsageError: a part is missing, a shape differs from that of the first transition, or it is a team's.
@@ -290,21 +296,29 @@ class ReplayBuffer(Memory):
 
 @dataclass(frozen=True)
 class Completed:
-    """The transitions of several steps that one step completed."""
+    """The n-step transitions that one call of `MultiStepReplayBuffer.add` completed.
+
+    Attributes:
+        memory: the buffer of that call.
+        rows: the transitions as packed rows, `[1, n, size]`.
+    """
 
     memory: ReplayBuffer
     rows: np.ndarray  # [1, n, size], at least one
 
 
 class MultiStepReplayBuffer(ReplayBuffer):
-    """A replay buffer of n-step transitions. At the end of an episode a transition has fewer steps.
-    Each agent discounts the rewards by its own γ.
+    """A replay buffer of n-step transitions. At the end of an episode a transition has fewer steps. Each agent
+    discounts the rewards by its own γ.
 
     Args:
-        memory_size, field_names, device, action_dim, max_size, seed: as in `ReplayBuffer`.
+        memory_size, max_size: the older and the newer name of the capacity in transitions.
+        field_names: the names of a transition's five parts, in the order in which a script saves them.
         num_envs: the number of environments whose steps are saved.
         n_step: the number of steps in a transition.
         gamma: has no effect, because each agent has a discount of its own.
+        device, action_dim: have no effect.
+        seed: seed of the random draws of `sample`.
 
     Examples:
         >>> from evopipe import MultiStepReplayBuffer
@@ -324,15 +338,18 @@ class MultiStepReplayBuffer(ReplayBuffer):
         self.steps = self.n_step = int(n_step)
 
     def add(self, transition: Any) -> Completed | None:
-        """Save one step. Return the transitions that it completes, to be added to another memory, or None.
+        """Save one step, as `ReplayBuffer.add`. Return the n-step transitions that it completes; None if there are
+        none.
 
-        A memory that these are added to holds the same rows at the same indices, with priorities where it has some.
+        A script may pass the result to another buffer's `add`. That buffer then has the same transitions at the same
+        indices.
         """
         super().add(transition)
         return Completed(self, self._kept) if self._kept.size else None
 
     def sample_from_indices(self, idxs: Any) -> Experiences:
-        """Return the transitions at indices `[B]`, as `sample(…)["idxs"]` has them."""
+        """Return the batch of the transitions at the indices `idxs` `[B]`, such as `batch["idxs"]` of a batch from
+        another buffer with the same transitions."""
         index = torch.as_tensor(np.asarray(idxs)).reshape(1, -1).long()
         return self._batch(self.replay.rows[0][index[0]][None], index)
 
@@ -341,11 +358,12 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     """A prioritised replay buffer, which draws transitions with a high TD error more often (Schaul et al., 2016).
 
     Args:
-        memory_size, field_names, device, action_dim, max_size, seed: as in `ReplayBuffer`.
-        num_envs: has no effect; any number of environments may be saved at once.
+        memory_size, max_size: the older and the newer name of the capacity in transitions.
+        field_names: the names of a transition's five parts, in the order in which a script saves them.
         alpha: the exponent of priorities; 0 draws uniformly.
         n_step: the number of steps in a transition, as in `MultiStepReplayBuffer`.
-        gamma: has no effect, because each agent has a discount of its own.
+        num_envs, gamma, device, action_dim: have no effect.
+        seed: seed of the random draws of `sample`.
 
     Examples:
         >>> from evopipe import PrioritizedReplayBuffer
@@ -374,7 +392,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
 
 class ReplayDataset(IterableDataset[Experiences]):
-    """An endless iterable dataset of batches drawn from a replay buffer, for a `torch.utils.data.DataLoader`.
+    """An endless iterable dataset of batches drawn from a replay buffer, for a `torch.utils.data.DataLoader`. A batch
+    has `batch_size` transitions.
 
     Examples:
         >>> from evopipe import ReplayBuffer, ReplayDataset
@@ -422,5 +441,6 @@ class Sampler:
         self.memory = memory if memory is not None else dataset.buffer  # type: ignore[union-attr]
 
     def sample(self, batch_size: int, *args: Any, **kwargs: Any) -> Experiences:
-        """Return a batch of the buffer; for the arguments and errors see `ReplayBuffer.sample`."""
+        """Return a batch of `batch_size` transitions from the buffer. Further arguments are those of
+        `ReplayBuffer.sample`, such as `beta`."""
         return self.memory.sample(batch_size, *args, **kwargs)

@@ -43,20 +43,20 @@ _PARTS = {"PRIORITIZED": "PER", "STANDARD": "", "MAX_SIZE": "MEMORY_SIZE", "TOUR
 
 
 def train_from_config(path: str | os.PathLike[str], **arguments: Any) -> Trained:
-    """Train as one of AgileRL's YAML files says, by the training function that fits its algorithm.
+    """Train as an AgileRL YAML file says, by the training function that fits its algorithm.
 
     Args:
         path: a file with `INIT_HP`, and perhaps `MUTATION_PARAMS` and `NET_CONFIG`; or a manifest with `algorithm`,
             `environment`, `mutation`, `network`, `replay_buffer`, `selection_strategy` and `training`.
-        arguments: of the training function, in the place of what the file says: `max_steps`, `evo_steps`, `save_elite`,
-            `elite_path`, `dataset` …
+        arguments: arguments of the training function by name, such as `max_steps` or `save_elite`, which replace the
+            file's values.
 
     Returns:
         The trained agents by index, and one list of their fitnesses for each generation.
 
     Raises:
         ParamsError: the file has a key that is not read, or lacks the algorithm or the environment.
-        UsageError: an argument would have no effect. What the training function raises is raised too.
+        UsageError: an argument would have no effect. Errors of the training function are raised too.
 
     Examples:
         >>> from pathlib import Path

@@ -68,7 +68,7 @@ def made_by(function: Callable[[], Any], num_envs: int) -> EnvConfig:
     `num_envs` is each member's number of environments.
 
     Raises:
-        UsageError: the function returns something else.
+        UsageError: the function does not return an environment.
     """
     example = function()
     if isinstance(example, gymnasium.Env):
@@ -80,7 +80,8 @@ def made_by(function: Callable[[], Any], num_envs: int) -> EnvConfig:
 
 
 def remember(env: Any, config: EnvConfig) -> None:
-    """Store the block `env` from which more environments like `env` are made, for `config_of` to return."""
+    """Store `config`, the block `env` of `params.yaml` from which more environments like `env` are made, for
+    `config_of` to return."""
     _known[env] = config
 
 

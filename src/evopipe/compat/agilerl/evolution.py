@@ -160,7 +160,11 @@ class Mutations:
         self.config: MutationConfig = _checked("mutation", block)
 
     def ranges(self, algo: str, known: Mapping[str, Evolve]) -> dict[str, Evolve]:
-        """Return the ranges of the hyper-parameters that may mutate, selected from the ranges `known` of an algorithm.
+        """Return the ranges of the hyper-parameters that may mutate, by name.
+
+        Args:
+            algo: evopipe's name of the algorithm.
+            known: the ranges of the population, from which the settings select.
 
         Raises:
             UsageError: a selected hyper-parameter has no range, or does not exist in the algorithm.
@@ -188,7 +192,12 @@ class Mutations:
         return found
 
     def evolve(self, algo: str, known: Mapping[str, Evolve]) -> dict[str, dict[str, float]]:
-        """Return the ranges (see `ranges`) in the form of the block `algos.<name>.evolve` of `params.yaml`."""
+        """Return the ranges of the hyper-parameters that may mutate, in the form of the block `algos.<name>.evolve` of
+        `params.yaml`.
+
+        The arguments are those of the method `ranges`: `algo` is evopipe's name of the algorithm, and `known` has the
+        ranges of the population.
+        """
         return {name: each.model_dump() for name, each in self.ranges(algo, known).items()}
 
     def _has_both_ends(self, algo: str, own: str) -> bool:
@@ -220,7 +229,7 @@ class Mutations:
 
 
 def unmutated() -> Mutations:
-    """Return `Mutations` that change nothing."""
+    """Return settings of mutation with which no agent changes."""
     return Mutations(1.0, 0.0, parameters=0.0, rl_hp=0.0)
 
 

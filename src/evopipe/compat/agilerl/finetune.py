@@ -42,7 +42,7 @@ def finetune_llm_reasoning(
     """Train language models on questions with rewards, by `GRPO`, `LLMPPO` or `LLMREINFORCE`.
 
     A step is one batch of questions, the same for all agents. Each agent writes its own completions, and learns from
-    them.
+    these.
 
     Args:
         pop: agents, as `create_population` or `GRPO.population` make them.
@@ -59,8 +59,7 @@ def finetune_llm_reasoning(
         mutation: the mutation of hyper-parameters; the weights of other kinds must be 0. None for no mutation.
         wandb_api_key, wandb_project, wandb_entity, wandb_run_name: settings of Weights & Biases.
         evaluation_interval: steps between evaluations. Agents are also evaluated before each evolution and at the end.
-            All agents get the same held-out rows, at
-            most 64.
+            All agents get the same held-out rows, at most 64.
         max_reward: the reward of a completion that is completely right. The share of such completions is reported as
             `accuracy`; None for no such report.
         verbose: whether progress is printed.
@@ -109,14 +108,33 @@ def finetune_llm_preference(
     A step is one batch of pairs, the same for all agents. An agent's score is the negative loss of held-out pairs.
 
     Args:
+        pop: agents, as `create_population` or `DPO.population` make them.
         env: the pairs. Give either `env` or `env_fn`.
         env_fn: a function that makes `env`. It is called once, because all agents get the same pairs.
+        init_hp: is only checked; it must agree with the population's settings.
+        save_elite, elite_path: whether the best agent is written with its model, and to which folder; the default is
+            `dpo-elite`.
+        wb, wandb_api_key, wandb_project, wandb_entity, wandb_run_name: whether metrics go to Weights & Biases, and its
+            settings.
+        evo_steps: steps between evolutions; needed with `tournament` or `mutation`.
+        checkpoint_steps: steps between two checkpoints, in which each agent is written to a folder
+            `<elite_path>_<index>_<step>`; None for no checkpoints.
+        tournament, mutation: the selection, and the mutation of hyper-parameters; None for none.
+        evaluation_interval: steps between evaluations.
+        verbose: whether progress is printed.
+        accelerator: an Accelerator of one process.
         max_steps: the number of pairs that each agent gets, rounded up to whole steps; None for each pair once.
         num_epochs: the number of times that each agent gets all pairs; if given, `max_steps` has no effect.
         log_csv: whether to write `dpo.csv`: for each agent and each time between two evaluations, the mean loss and the
             fitness.
 
-    The other arguments, the result and the errors are those of `finetune_llm_reasoning`.
+    Returns:
+        The trained agents by index; `fitness` holds the scores of the evaluations.
+
+    Raises:
+        UsageError: an argument would have no effect, or the environment is for other algorithms.
+        ParamsError: a value is out of its bounds.
+        DivergedError, EnvironmentFailed, Interrupted: see `evopipe.run.session.Session.train`.
 
     Examples:
         >>> from evopipe import finetune_llm_preference

@@ -20,7 +20,13 @@ class Array:
 
 @dataclass(frozen=True)
 class Form:
-    """The arrays of an observation, and of an action."""
+    """The form of the observations and actions in a replay buffer: shapes and dtypes of their arrays.
+
+    Attributes:
+        kind: an `Array` (shape, dtype) for an observation of one array; for a nested observation, a dictionary or tuple
+            of these.
+        action: the `Array` of an action.
+    """
 
     kind: Any  # a leaf, or a dictionary or tuple of such
     action: Array
@@ -42,7 +48,14 @@ class Form:
         return bool(self.action.shape) or np.dtype(self.action.dtype).kind == "f"
 
     def rows(self, obs: Any, several: bool) -> np.ndarray:
-        """Flatten observations: `[n, size]` float32."""
+        """Return observations as flat rows `[n, size]` float32, where `size` is the number of all entries of an
+        observation.
+
+        `obs` has `n` observations if `several`; else it is a single one, and n is 1.
+
+        Raises:
+            UsageError: a shape differs from that of the form.
+        """
         parts = []
         for leaf, part in zip(self.leaves, _leaves(self.kind, obs), strict=True):
             array = np.asarray(part)
@@ -53,23 +66,25 @@ class Form:
         return np.concatenate(parts, axis=1, dtype=np.float32, casting="unsafe")
 
     def actions(self, action: Any, count: int) -> np.ndarray:
-        """Flatten actions: `[n]` of indices, else `[n, width]`."""
+        """Return `count` actions as a flat array: `[n]` for discrete actions, `[n, width]` for actions that are vectors
+        of `width` entries."""
         flat = np.asarray(action).reshape(count, -1)
         return flat if self.vectors else flat[:, 0]
 
     def back(self, rows: np.ndarray) -> Any:
-        """Return observations `[n, …]` again."""
+        """Return flat rows `[n, size]` as observations `[n, …]` of this form, the inverse of the method `rows`."""
         ends = np.cumsum([math.prod(leaf.shape) for leaf in self.leaves])[:-1]
         parts = iter(np.split(rows, ends, axis=1))
         return mapped(self.kind, lambda leaf: next(parts).reshape(-1, *leaf.shape).astype(leaf.dtype, copy=False))
 
     def own(self, actions: np.ndarray) -> np.ndarray:
-        """Return actions `[n, …]` again."""
+        """Return flat actions as actions `[n, …]` of this form, the inverse of the method `actions`."""
         return actions.reshape(-1, *self.action.shape).astype(self.action.dtype, copy=False)
 
 
 def form_of(state: Any, action: Any, several: bool) -> Form:
-    """Return the form of what is saved first."""
+    """Return the form of an observation `state` and an action. If `several`, both have a first axis of environments,
+    which is not part of the form."""
 
     def leaf(part: Any) -> Array:
         array = np.asarray(part)

@@ -175,11 +175,29 @@ def train_on_policy(
     """Train a population of agents that learn from their own rollouts: PPO, recurrent or not.
 
     Args:
+        env: a vector from `make_vect_envs`, or an environment or a vector of Gymnasium. The training steps copies.
+        env_name: the environment's name in files and trackers.
+        algo, INIT_HP, MUT_P: are only checked; they must agree with the population and with `mutation`.
+        pop: agents, as `create_population` makes them.
+        max_steps, evo_steps: environment steps of each agent, in total and between evolutions.
+        eval_steps, eval_loop: the most steps of an evaluation episode (None for no limit), and evaluation episodes for
+            each environment of `env`.
+        swap_channels: has no effect, because the order of an image's channels is detected.
+        target: the mean return that ends training early, once other episodes confirm it; None for no early end.
+        tournament, mutation: the selection and the mutation; None for none.
+        checkpoint, checkpoint_path, overwrite_checkpoints: environment steps between two checkpoints (None for no
+            checkpoints), the beginning of the names of their folders, and whether only the last ones are kept.
+        save_elite, elite_path: whether the best agent is written, and to which folder; `evopipe.load` reads it.
+        verbose: whether progress is printed.
+        accelerator: an Accelerator of one process.
+        wb, wandb_api_key: whether metrics go to Weights & Biases, and its key.
+        wandb_kwargs: settings of Weights & Biases; only `project` is allowed.
         collect_rollouts_fn: None, `collect_rollouts` or `collect_rollouts_recurrent` for evopipe's own collection of
             rollouts. Any other function is called with (regime, ticks) and steps all agents together, see
             `evopipe.parts.OnPolicy`.
 
-    The other arguments, the result and the errors are those of `train_off_policy`.
+    The result is the trained agents by index, and one list of their fitnesses for each generation. The errors are those
+    of `train_off_policy`.
 
     Examples:
         >>> from evopipe import train_on_policy
@@ -210,16 +228,32 @@ def train_offline(
     """Train a population of agents on a dataset: CQN, IQL, TD3+BC, BC. The environment serves for evaluation only.
 
     Args:
+        env: a vector from `make_vect_envs`, or an environment or a vector of Gymnasium. The evaluation steps copies.
+        env_name: the environment's name in files and trackers.
+        algo, INIT_HP, MUT_P: are only checked; they must agree with the population and with `mutation`.
+        pop: agents, as `create_population` makes them.
         dataset: an open `h5py.File`, the path of such a file, or a mapping of arrays: `observations`, `actions`,
             `rewards`, `terminals` and, if there are any, `timeouts` and `next_observations`. None if
             `minari_dataset_id` is given.
         memory: an empty replay buffer, whose capacity is the number of the dataset's last transitions that are used.
-        max_steps, evo_steps: as in `train_off_policy`, but without environments a step counts as one update of an agent
-            whose learn step is 1; an agent with a learn step of n makes an update in every n-th step.
+        max_steps, evo_steps: steps of each agent, in total and between evolutions. An agent with a learn step of n
+            makes an update in every n-th step.
+        eval_steps, eval_loop: the most steps of an evaluation episode (None for no limit), and evaluation episodes for
+            each environment of `env`.
+        swap_channels: has no effect, because the order of an image's channels is detected.
+        target: the mean return that ends training early, once other episodes confirm it; None for no early end.
+        tournament, mutation: the selection and the mutation; None for none.
+        checkpoint, checkpoint_path, overwrite_checkpoints: environment steps between two checkpoints (None for no
+            checkpoints), the beginning of the names of their folders, and whether only the last ones are kept.
+        save_elite, elite_path: whether the best agent is written, and to which folder; `evopipe.load` reads it.
+        verbose: whether progress is printed.
+        accelerator: an Accelerator of one process.
+        wb, wandb_api_key: whether metrics go to Weights & Biases, and its key.
         minari_dataset_id: a Minari dataset, a folder or an id.
         remote: whether Minari may download the dataset.
 
-    The other arguments, the result and the errors are those of `train_off_policy`.
+    The result is the trained agents by index, and one list of their fitnesses for each generation. The errors are those
+    of `train_off_policy`.
 
     Examples:
         >>> from evopipe import train_offline
@@ -263,10 +297,27 @@ def train_multi_agent_off_policy(
     Args:
         env: a parallel environment of PettingZoo, which is copied, or the object that `make_vect_envs` returned for a
             team.
+        env_name: the environment's name in files and trackers.
+        algo, INIT_HP, MUT_P: are only checked; they must agree with the population and with `mutation`.
+        pop: agents, as `create_population` makes them.
         memory: an empty replay buffer. Only its capacity is used; its agents must be those of the environment.
         sum_scores: whether a team's fitness is the sum of its agents' returns (True) or their mean (False).
+        max_steps, evo_steps: environment steps of each agent, in total and between evolutions.
+        eval_steps, eval_loop: the most steps of an evaluation episode (None for no limit), and evaluation episodes for
+            each environment of `env`.
+        learning_delay: environment steps of each member before it learns.
+        swap_channels: has no effect, because the order of an image's channels is detected.
+        target: the mean return that ends training early, once other episodes confirm it; None for no early end.
+        tournament, mutation: the selection and the mutation; None for none.
+        checkpoint, checkpoint_path, overwrite_checkpoints: environment steps between two checkpoints (None for no
+            checkpoints), the beginning of the names of their folders, and whether only the last ones are kept.
+        save_elite, elite_path: whether the best agent is written, and to which folder; `evopipe.load` reads it.
+        verbose: whether progress is printed.
+        accelerator: an Accelerator of one process.
+        wb, wandb_api_key: whether metrics go to Weights & Biases, and its key.
 
-    The other arguments, the result and the errors are those of `train_off_policy`.
+    The result is the trained agents by index, and one list of their fitnesses for each generation. The errors are those
+    of `train_off_policy`.
 
     Examples:
         >>> from evopipe import train_multi_agent_off_policy
@@ -307,7 +358,28 @@ def train_multi_agent_on_policy(
 ) -> Trained:  # fmt: skip
     """Train a population of teams of agents that learn from their own rollouts: IPPO, MAPPO.
 
-    The arguments, the result and the errors are those of `train_multi_agent_off_policy`.
+    Args:
+        env: a parallel environment of PettingZoo, which is copied, or the object that `make_vect_envs` returned for a
+            team.
+        env_name: the environment's name in files and trackers.
+        algo, INIT_HP, MUT_P: are only checked; they must agree with the population and with `mutation`.
+        pop: agents, as `create_population` makes them.
+        sum_scores: whether a team's fitness is the sum of its agents' returns (True) or their mean (False).
+        max_steps, evo_steps: environment steps of each agent, in total and between evolutions.
+        eval_steps, eval_loop: the most steps of an evaluation episode (None for no limit), and evaluation episodes for
+            each environment of `env`.
+        swap_channels: has no effect, because the order of an image's channels is detected.
+        target: the mean return that ends training early, once other episodes confirm it; None for no early end.
+        tournament, mutation: the selection and the mutation; None for none.
+        checkpoint, checkpoint_path, overwrite_checkpoints: environment steps between two checkpoints (None for no
+            checkpoints), the beginning of the names of their folders, and whether only the last ones are kept.
+        save_elite, elite_path: whether the best agent is written, and to which folder; `evopipe.load` reads it.
+        verbose: whether progress is printed.
+        accelerator: an Accelerator of one process.
+        wb, wandb_api_key: whether metrics go to Weights & Biases, and its key.
+
+    The result is the trained agents by index, and one list of their fitnesses for each generation. The errors are those
+    of `train_off_policy`.
 
     Examples:
         >>> from evopipe import train_multi_agent_on_policy

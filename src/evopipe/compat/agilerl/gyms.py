@@ -85,8 +85,10 @@ class ReasoningGym:
         return {**row, "prompt": prompt}
 
     def judge(self, rows: Sequence[Mapping[str, Any]], completions: Sequence[str]) -> tuple[np.ndarray, int]:
-        """Return the rewards of completions, `[n]`, and the number of completions for which `reward_fn` failed; their
-        reward is 0.
+        """Return the rewards of completions, `[n]`, and the number of completions for which `reward_fn` failed; the
+        reward of these is 0.
+
+        `rows` has the dataset's row of each completion.
 
         Raises:
             EnvironmentFailed: `reward_fn` failed for all completions of the first call.
@@ -107,17 +109,22 @@ class ReasoningGym:
 class PreferenceGym:
     """A dataset of prompts with two completions each, of which one is preferred.
 
+    All agents of a run get the same rows in the same order. Each pass over the rows has a new order.
+
     Args:
         train_dataset: rows to learn from, a Hugging Face dataset or mappings, each with `prompt`, `chosen` and
             `rejected`. A prompt is a text, or a list of messages (`role`, `content`).
+        test_dataset: rows of the same kind, which score agents while they train.
+        tokenizer: the model's tokenizer, of `transformers`.
         data_batch_size_per_gpu: the number of pairs in a step.
+        accelerator: an Accelerator of one process.
         max_context_length: the most tokens of a prompt, and of a completion; longer rows are left out. None for no
             limit.
-
-    The other arguments are those of `ReasoningGym`.
+        seed: seed of the order of the rows.
 
     Raises:
         DataError: a dataset is empty, or a row lacks a field.
+        UsageError: an argument cannot be used.
 
     Examples:
         >>> from evopipe import PreferenceGym

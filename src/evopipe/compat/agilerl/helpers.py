@@ -37,10 +37,9 @@ def print_hyperparams(pop: Sequence[Any]) -> None:
 
 
 def plot_population_score(pop: Sequence[Any]) -> Figure:
-    """Plot each agent's fitness over its environment steps, and show the figure where there is a screen.
+    """Plot each agent's fitness over its environment steps, and return matplotlib's figure.
 
-    Returns:
-        The figure, of matplotlib.
+    The figure is also shown if there is a screen.
 
     Examples:
         >>> import gymnasium
@@ -73,16 +72,16 @@ def tournament_selection_and_mutation(
     algo: str | None = None, elite_path: str | None = None, save_elite: bool = False, accelerator: Any = None,
     language_model: bool = False,
 ) -> list[Any]:  # fmt: skip
-    """Return the next generation: `tournament.select`, then `mutation.mutation`.
+    """Return the next generation of agents: selected by `tournament.select`, then mutated by `mutation.mutation`.
 
     Args:
         population: agents that were tested.
         tournament, mutation: the selection and the mutations.
-        env_name, algo: name the elite's folder, if `elite_path` does not.
-        elite_path: where the elite is written.
+        env_name, algo: the environment and the algorithm, which name the elite's folder if `elite_path` is None.
+        elite_path: the folder to which the elite is written.
         save_elite: whether the elite is written, as `Agent.load` reads it.
         accelerator: an Accelerator of one process.
-        language_model: not served: agents of language models are trained whole.
+        language_model: must be False, because agents of language models are trained by the finetuning functions.
 
     Raises:
         UsageError: no agent was tested, or an argument would have no effect.
@@ -111,11 +110,13 @@ def tournament_selection_and_mutation(
 def save_population_checkpoint(
     population: Sequence[Agent], save_path: str, overwrite_checkpoints: bool, accelerator: Any = None
 ) -> None:
-    """Write every agent to a folder of its own, `save_path_INDEX_STEPS`, or `save_path_INDEX` with
+    """Write every agent to a folder of its own: `<save_path>_<index>_<steps>`, or `<save_path>_<index>` with
     `overwrite_checkpoints`.
 
+    `accelerator` may be an Accelerator of one process.
+
     Raises:
-        DiskError: one cannot be written.
+        DiskError: a folder cannot be written.
 
     Examples:
         >>> import gymnasium

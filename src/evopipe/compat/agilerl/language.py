@@ -72,7 +72,7 @@ class LanguageBreed:
 
     @cached_property
     def base(self) -> Base:
-        """The frozen model as a `Base`, without a tokenizer."""
+        """The frozen model, wrapped as evopipe's `Base`, without a tokenizer."""
         return base_of(self.language["model"], self.model, None, digest_of(self.model, ""), self._configured())
 
     def _configured(self) -> torch.device:
@@ -172,11 +172,11 @@ class LanguageAgent(View):
         stored.write(Path(path), [replace(self.member, slot=0)], {**wanted, **more})
 
     def load_checkpoint(self, path: str | Path) -> None:
-        """Replace this agent's state by that in a folder which `save_checkpoint` wrote for the same model.
+        """Replace this agent's state by the state in a folder that `save_checkpoint` wrote for the same model.
 
         Raises:
             MissingInputError: the folder does not exist.
-            DataError: it is damaged, or of another algorithm or model.
+            DataError: the folder is damaged, or its agent has another algorithm or model.
         """
         wanted = {"format": _FORMAT, "algo": self.algo, "model": self.breed.base.digest}
         (member, *_), about = stored.read(Path(path), wanted, _REMEDY, self.breed.spec.check)
@@ -189,8 +189,13 @@ class LanguageAgent(View):
 
 
 def problem_of(breed: LanguageBreed, params: LanguageParams, env: Gym, most: float | None = None) -> Problem[TextSpec]:
-    """Return the problem (see `run.problem.Problem`) of training agents on the rows of an environment. `most` is the
-    reward of a completion that is completely right.
+    """Return the problem (see `run.problem.Problem`) of training agents on the rows of an environment.
+
+    Args:
+        breed: what the agents share.
+        params: the parameters of the run.
+        env: the environment.
+        most: the reward of a completion that is completely right; None if `accuracy` is not to be reported.
 
     Raises:
         UsageError: the environment is for other algorithms.
@@ -218,8 +223,21 @@ def language_agents(
     full: bool = False, seed: int = 1, device: Any = None, accelerator: Any = None,
     settings: Mapping[str, Any] | None = None,
 ) -> list[LanguageAgent]:  # fmt: skip
-    """Return `size` new agents over one model. `algo` is evopipe's name of the algorithm; for the other arguments see
-    `LanguageAlgorithm.__call__`.
+    """Return `size` new agents that are adapters over one model.
+
+    Args:
+        algo: evopipe's name of the algorithm.
+        size: the number of agents.
+        actor_network: a causal language model of `transformers`, or a folder that holds one.
+        tokenizer: the model's tokenizer; None for that of the environment.
+        pad_token_id, pad_token: the token of pads (None for the tokenizer's), and its text.
+        hp_config: the ranges of the hyper-parameters that may mutate; None for the algorithm's own ranges.
+        lora_config: rank and scale of the adapters; None for 8 and 16.
+        full: whether every weight is trained, for tiny models.
+        seed: seed of the adapters' first weights and of all random draws.
+        device: `cpu` or `cuda`; None for `cuda` if it is available.
+        accelerator: an Accelerator of one process.
+        settings: hyper-parameters by name, see `LanguageSettings`; None for the defaults.
 
     Raises:
         UsageError: an argument cannot be used, or would have no effect.
@@ -266,7 +284,11 @@ def _adapter(config: Any, full: bool) -> dict[str, Any]:
 
 
 class LanguageAlgorithm:
-    """An algorithm for language models, such as `GRPO`. A call of it returns a new agent.
+    """An algorithm for language models, such as `GRPO`. A call of the object returns a new agent.
+
+    Args:
+        name: evopipe's name of the algorithm.
+        about: the object's docstring.
 
     Examples:
         >>> from evopipe import DPO, GRPO, LLMPPO, LLMREINFORCE
@@ -327,19 +349,41 @@ class LanguageAlgorithm:
         full: bool = False, seed: int = 1, device: Any = None, accelerator: Any = None,
         **settings: Unpack[LanguageSettings],
     ) -> list[LanguageAgent]:  # fmt: skip
-        """Return `size` new agents over one model. For the arguments see `__call__`."""
+        """Return `size` new agents over one model.
+
+        Args:
+            size: the number of agents.
+            actor_network: a causal language model of `transformers`, or a folder that holds one.
+            pad_token_id, pad_token: the token of pads (None for the tokenizer's), and its text.
+            hp_config: the ranges of the hyper-parameters that may mutate; None for the algorithm's own ranges.
+            tokenizer: the model's tokenizer; None for that of the environment.
+            lora_config: rank and scale of the adapters; None for 8 and 16.
+            full: whether every weight is trained, for tiny models.
+            seed: seed of the adapters' first weights and of all random draws.
+            device: `cpu` or `cuda`; None for `cuda` if it is available.
+            accelerator: an Accelerator of one process.
+            settings: hyper-parameters by name, see `LanguageSettings`.
+
+        Raises:
+            UsageError: an argument cannot be used, or would have no effect.
+            ParamsError: a value is out of its bounds.
+        """
         return language_agents(
             self.name, size, actor_network, tokenizer, pad_token_id, pad_token, hp_config, lora_config, full, seed,
             device, accelerator, settings,
         )  # fmt: skip
 
     def load(self, path: str | Path, actor_network: Any, **arguments: Any) -> LanguageAgent:
-        """Return an agent from a folder that `save_checkpoint` wrote. `arguments` are those with which the saved agent
-        was made.
+        """Return an agent from a folder that `save_checkpoint` wrote.
+
+        Args:
+            path: the folder.
+            actor_network: the model that the saved agent adapted.
+            arguments: the other arguments with which the saved agent was made.
 
         Raises:
             MissingInputError: the folder does not exist.
-            DataError: it is damaged, or of another algorithm or model.
+            DataError: the folder is damaged, or has an agent of another algorithm or model.
         """
         agent = self(actor_network, **arguments)
         agent.load_checkpoint(path)

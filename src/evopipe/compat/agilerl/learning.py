@@ -40,7 +40,7 @@ class RecordedStep:
         idle: `[E]`, whether there was no step, only a reset.
         memory: `[E, M]`, the recurrent state before the step, which counts as 0 where an episode begins; None for an
             agent that is not recurrent.
-        remembered: `[E, M]`, the recurrent state after the step; None likewise.
+        remembered: `[E, M]`, the recurrent state after the step; None for an agent that is not recurrent.
         legal: `[E, A]`, the legal actions; None if all are legal.
         next_alive: `[E]`, for a team the state of each agent after the step, see `RowStep.next_alive`; else None.
     """
@@ -226,10 +226,15 @@ def _batch_of_team(breed: Breed, team: TeamSpace, experiences: Any, gamma: Tenso
 
 
 def steps_of(breed: Breed, experiences: Any) -> list[RecordedStep]:
-    """Convert a rollout that a script collected to recorded steps. For the form of `experiences` see `Agent.learn`.
+    """Convert a rollout that a script collected to recorded steps.
+
+    Args:
+        breed: the spaces and the algorithm of the agent.
+        experiences: lists (observations, actions, log-probabilities, rewards, dones, values) with one entry for each
+            step, then the next observation; for other forms see `Agent.learn`.
 
     Raises:
-        UsageError: it is no rollout, or a shape does not fit.
+        UsageError: `experiences` is no rollout, or a shape does not fit.
     """
     if not isinstance(experiences, tuple | list) or len(experiences) not in (7, 8):
         raise UsageError(
@@ -318,8 +323,12 @@ def _by_step(part: Any) -> list[Any]:
 
 
 def rollout_of(spec: EnvSpec, cohort: Cohort, taken: Sequence[RecordedStep]) -> Rollout:
-    """Convert the recorded steps `taken` to a rollout of one member, the only one of `cohort`, from which the algorithm
-    learns.
+    """Convert recorded steps to a rollout of one member, from which the algorithm learns.
+
+    Args:
+        spec: the run configuration.
+        cohort: the tensors of the member, as a cohort (a group of members that train as one batch) of this one.
+        taken: the recorded steps in order.
 
     Raises:
         UsageError: there are no steps.

@@ -132,7 +132,7 @@ INSTEAD: dict[str, tuple[str, str]] = {
 
 
 def table() -> str:
-    """Return the table of all names, in Markdown."""
+    """Return, as a Markdown table, the names in AgileRL's documentation and what each is in evopipe."""
     lines = ["| AgileRL | Here | What differs, or what to write instead |", "| --- | --- | --- |"]
     found = {(home, name): ("the same name", note) for name, (home, note) in HERE.items()}
     found |= {(home, name): ("none", f"{note[0].upper()}{note[1:]}.") for name, (home, note) in INSTEAD.items()}

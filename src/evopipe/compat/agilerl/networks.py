@@ -18,13 +18,15 @@ _numbers = itertools.count(1)
 
 
 class DummyEvolvable:
-    """A network of one's own as an argument of an algorithm. Its architecture does not mutate.
+    """A wrapper of a user's own network, to be passed as `actor_network` or `critic_network`. Mutation does not change
+    the network's architecture.
 
     Args:
-        module_fn: a class of `torch.nn.Module`, or a function that makes one; it maps observations `[B, O]` to values,
-            logits or means `[B, A]`, a critic's to `[B, 1]`.
-        module_kwargs: its keyword arguments.
-        device: not needed.
+        module_fn: a class of `torch.nn.Module`, or a function that returns a module. An actor's module maps
+            observations `[B, O]` to Q-values, logits or means of actions `[B, A]`; a critic's module maps observations
+            to values `[B, 1]`.
+        module_kwargs: keyword arguments of `module_fn`.
+        device: has no effect.
 
     Examples:
         >>> import gymnasium, torch
@@ -43,15 +45,21 @@ class DummyEvolvable:
         self.module_fn, self.module_kwargs = module_fn, dict(module_kwargs or {})
 
     def made(self) -> torch.nn.Module:
-        """Return a new module."""
+        """Call `module_fn` with its keyword arguments, and return the new module."""
         return self.module_fn(**self.module_kwargs)
 
 
 def own_network(algo: str, own: Mapping[str, Any], net: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the block `network` of an algorithm whose networks, by their roles, are a script's own.
+    """Return an algorithm's block `network` of `params.yaml`, for an algorithm that uses a script's own networks.
+
+    Args:
+        algo: evopipe's name of the algorithm.
+        own: the networks by role, `actor` and `critic`; None for a role without one.
+        net: the script's `net_config`, which must be empty.
 
     Raises:
-        UsageError: the algorithm takes none, one is missing or is no network, or there is a `net_config` too.
+        UsageError: the algorithm does not take such networks, a network is missing, superfluous or no module, or `net`
+            is not empty.
     """
     roles = _SERVED.get(algo)
     if roles is None:

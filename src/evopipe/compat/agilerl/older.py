@@ -72,7 +72,8 @@ def _by_episodes(old: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def initialPopulation(algo: str, INIT_HP: Any = None, **kwargs: Any) -> list[Agent]:  # noqa: N802
-    """Return a new population of agents: the old name of `create_population`.
+    """Return a new population of agents. This is the old name of `create_population`, with the same arguments: `algo`,
+    `INIT_HP` and, in `kwargs`, the others.
 
     For PPO, `LEARN_STEP` in `INIT_HP` is ignored and rollouts have their default length, because scripts with this name
     learned once an episode.

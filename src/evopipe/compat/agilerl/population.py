@@ -43,8 +43,7 @@ def create_population(
         net_config: the network, either as `arch` with `hidden_size` (or `h_size`), or as `encoder_config`,
             `head_config` and `latent_dim`. Sizes are lists with the hidden units of each layer.
         INIT_HP: hyper-parameters by their names in capitals, such as `LR`, `BATCH_SIZE` (transitions), `LEARN_STEP`
-            (environment steps), `GAMMA`. Others have the
-            defaults that `evopipe params block` prints.
+            (environment steps), `GAMMA`. Others have the defaults that `evopipe params block` prints.
         hp_config: the ranges of the hyper-parameters that may mutate; None for the algorithm's own ranges.
         population_size: the number of agents.
         num_envs: the number of environments of each agent, as in `make_vect_envs`.
@@ -55,11 +54,13 @@ def create_population(
             For teams, both are lists.
         agent_ids: names of a team's agents, if spaces are lists; the default is `INIT_HP["AGENT_IDS"]`.
         seed: seed of the networks' first weights and of all random draws.
-        actor_network, critic_network: networks of one's own, see `DummyEvolvable`; of DQN, CQN and PPO.
-        agent_wrapper, wrapper_kwargs: what is put around each agent, such as `RSNorm`.
-        torch_compiler: not needed.
-        actor_network, tokenizer, pad_token_id, pad_token, lora_config: for the language models `GRPO`, `LLMPPO`,
-            `LLMREINFORCE` and `DPO`, see `LanguageAlgorithm`. These need no spaces; their `INIT_HP` has the names of
+        actor_network: for DQN, CQN and PPO, the caller's own network, see `DummyEvolvable`. For language models, the
+            model.
+        critic_network: for PPO, the caller's own network for the value.
+        agent_wrapper, wrapper_kwargs: a wrapper such as `RSNorm`, which is called with each agent, and its arguments.
+        torch_compiler: has no effect.
+        tokenizer, pad_token_id, pad_token, lora_config: for the language models `GRPO`, `LLMPPO`, `LLMREINFORCE` and
+            `DPO`, see `LanguageAlgorithm`. Language models need no spaces; their `INIT_HP` has the names of
             `LanguageSettings` in capitals.
 
     Returns:
@@ -118,8 +119,25 @@ def made(
     hp_config: HyperparameterConfig | None, size: int, num_envs: int, device: Any, accelerator: Any,
     ids: Sequence[Any], seed: int, own: Mapping[str, Any],
 ) -> list[Agent]:  # fmt: skip
-    """Return a new population of an algorithm by evopipe's name of it. `own` are networks of the caller's own, by their
-    roles, or None each; for the other arguments see `create_population`."""
+    """Return a new population of agents, as `create_population` does after it has read its older arguments.
+
+    Args:
+        algo: evopipe's name of the algorithm.
+        observation_space, action_space: Gymnasium's spaces; for a team, dictionaries or lists of spaces.
+        net_config, hp, hp_config: the network, the hyper-parameters in capitals, and the ranges of those that may
+            mutate.
+        size: the number of agents.
+        num_envs: the number of environments of each agent.
+        device: cpu or cuda; None for cuda if it is available.
+        accelerator: an Accelerator of one process.
+        ids: names of a team's agents, if spaces are lists.
+        seed: seed of the networks' first weights and of all random draws.
+        own: the caller's own networks by role, `actor` and `critic`; None for evopipe's networks.
+
+    Raises:
+        UsageError: something is missing, or a key would have no effect.
+        ParamsError: a value is out of its bounds, or the algorithm does not support the spaces.
+    """
     one_process(accelerator)
     net = dict(net_config or {})
     if algos.get(algo).TEAM:

@@ -65,10 +65,20 @@ def collect_rollouts_recurrent(
     """Step a recurrent agent in a vector of environments, and save the steps in its `rollout_buffer`. The agent's
     hidden state is kept from call to call, and cleared when an episode begins.
 
-    For the arguments, the result and other errors see `collect_rollouts`.
+    Args:
+        agent: a recurrent agent that learns from rollouts.
+        env: a vector environment of Gymnasium.
+        n_steps: steps of every environment; None for the agent's `learn_step` divided by the number of environments,
+            rounded up.
+        last_obs, last_done, last_scores, last_info: the values that the previous call returned, to continue its
+            episodes; None to reset the environments.
+
+    Returns:
+        The returns of the episodes that ended, then the arguments of the next call: observations `[n, …]`, dones `[n]`,
+        returns so far of the running episodes `[n]`, infos.
 
     Raises:
-        UsageError: the agent is not recurrent.
+        UsageError: the agent does not learn from rollouts, is not recurrent, or a shape does not fit.
 
     Examples:
         >>> from evopipe import collect_rollouts_recurrent

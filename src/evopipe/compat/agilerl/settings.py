@@ -141,10 +141,15 @@ def block_of(
 
 
 def refuse_foreign(called: str, algo: str, settings: Mapping[str, Any]) -> None:
-    """Check hyper-parameters by the names that an algorithm's class takes them by.
+    """Check that an algorithm has all hyper-parameters in `settings`.
+
+    Args:
+        called: the name of the algorithm's class, with which error messages begin.
+        algo: evopipe's name of the algorithm.
+        settings: hyper-parameters by the names that AgileRL's classes use, such as `lr`.
 
     Raises:
-        UsageError: nobody knows one, or the algorithm has none of that name.
+        UsageError: a name is unknown, or belongs to another algorithm.
     """
     fields = algos.get(algo).Config.model_fields
     able = [key.lower() for key, names in _KEYS.items() if any(name in fields for name in names)]
@@ -157,7 +162,8 @@ def refuse_foreign(called: str, algo: str, settings: Mapping[str, Any]) -> None:
 
 
 def documented(algo: str, name: str) -> str | None:
-    """Return an algorithm's own name of a hyper-parameter that scripts ask an agent for; None if it has none."""
+    """Return evopipe's name of one of an algorithm's hyper-parameters, from the name that AgileRL's scripts use; None
+    if the algorithm has no such hyper-parameter."""
     fields = algos.get(algo).Config.model_fields
     return next((own for own in _KEYS.get(name.upper(), ()) if own in fields), None)
 
@@ -258,8 +264,12 @@ def evolve_of(algo: str, ranges: Mapping[str, RLParameter]) -> dict[str, dict[st
 
 
 def own_names(algo: str, name: str) -> list[str]:
-    """Return evopipe's names of a hyper-parameter that may mutate: an empty list if the algorithm has none, one name,
-    or for `lr` the names of all learning rates."""
+    """Return evopipe's names of the hyper-parameters that `name` stands for, among those of the algorithm that may
+    mutate.
+
+    These are all learning rates for `lr`, and at most one hyper-parameter for any other name. The list is empty if the
+    algorithm has none.
+    """
     able = evolvable(algos.get(algo).Config)
     if "lr_value" in able:  # of language models: the actor's is `lr` itself
         name = {"lr_actor": "lr_policy", "lr_critic": "lr_value"}.get(name, name)
@@ -271,8 +281,29 @@ def own_names(algo: str, name: str) -> list[str]:
 
 
 class LanguageSettings(TypedDict, total=False):
-    """Hyper-parameters of algorithms for language models. Hyper-parameters that are not given have the algorithm's
-    defaults (`evopipe params block`). An error is raised for a hyper-parameter that the algorithm does not have."""
+    """Hyper-parameters of algorithms for language models, by name.
+
+    Hyper-parameters that are not given have the algorithm's defaults (`evopipe params block`). An error is raised for a
+    hyper-parameter that the algorithm does not have.
+
+    Attributes:
+        batch_size: completions in an update.
+        lr: the learning rate; of `LLMPPO` that of the policy and the value.
+        lr_actor, lr_critic: the learning rates of the policy and of the value.
+        beta: the weight β of the divergence from the base model; of `DPO` the factor of log-probability ratios.
+        clip_coef: how far a probability ratio may go from 1; as a pair, down and up.
+        max_grad_norm: the largest norm of a gradient.
+        update_epochs: passes over the completions of a step.
+        group_size: completions of one prompt.
+        temperature, top_p, top_k: settings of sampling.
+        ent_coef: the weight of the entropy bonus.
+        gamma, gae_lambda: the discount, and λ of generalised advantage estimation.
+        vf_coef: the weight of the value's loss.
+        nll_alpha: of `DPO`, the weight of the chosen completion's log-likelihood.
+        loss_type: the form of the loss of `GRPO`.
+        adv_norm: how advantages of a group are normalised: by mean and standard deviation, or by the mean only.
+        max_output_tokens: the most tokens of a completion.
+    """
 
     batch_size: int
     """Completions an update; None or more than a step has: all of a step."""

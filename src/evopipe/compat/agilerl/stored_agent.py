@@ -16,7 +16,17 @@ _FORMAT, _REMEDY = "agent 1", "save the agent again"
 
 
 def write(folder: Path, breed: Breed, member: Member, counters: Mapping[str, Any]) -> None:
-    """Write an agent to a folder, in the place of one that is there. Raises DiskError if it cannot be written."""
+    """Write an agent to a folder of safetensors and JSON files. An existing folder is replaced.
+
+    Args:
+        folder: the folder.
+        breed: what the agent's population shares.
+        member: the agent's weights and hyper-parameters.
+        counters: further data of the agent, such as its steps, as JSON data.
+
+    Raises:
+        DiskError: the folder cannot be written.
+    """
     spaces = [_text(each) for each in (breed.observation_space, breed.action_space)]
     params = breed.params.model_dump(mode="json")
     about = {"format": _FORMAT, "index": member.slot, "params": params, "spaces": spaces, "counters": dict(counters)}
@@ -24,8 +34,14 @@ def write(folder: Path, breed: Breed, member: Member, counters: Mapping[str, Any
 
 
 def read(folder: Path, device: Any = None) -> tuple[Member, Breed, dict[str, Any]]:
-    """Read what `write` wrote, onto a device, see `Agent.load`. Raises MissingInputError if the folder
-    is not there; DataError if it is damaged, or something else."""
+    """Return the member, the breed and the counters of an agent from a folder that `write` wrote.
+
+    `device` is `cpu` or `cuda`; None for the device of the saved agent.
+
+    Raises:
+        MissingInputError: the folder does not exist.
+        DataError: the folder is damaged, or does not hold an agent.
+    """
     (member, *_), about = members.read(folder, {"format": _FORMAT}, _REMEDY)
     try:
         params = params_of(about["params"])

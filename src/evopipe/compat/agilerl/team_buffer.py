@@ -17,8 +17,10 @@ class TeamExperiences(tuple[Any, ...]):
     """A batch of a team's transitions: a tuple (state, action, reward, next_state, done) of dictionaries by agent,
     whose values are arrays `[B, …]`.
 
-    `alive` and `next_alive` are dictionaries of bool `[B]` by agent, which say whether the agent acted, and whether it
-    is present in the next state; `cut` says whether it was truncated, if the environments tell.
+    Attributes:
+        alive: bool `[B]` by agent: whether the agent acted in the step.
+        next_alive: bool `[B]` by agent: whether the agent is present in the next state.
+        cut: bool `[B]` by agent: whether the step truncated the agent's episode; False if the environments do not say.
     """
 
     alive: _Parts
@@ -31,7 +33,7 @@ class MultiAgentReplayBuffer(Memory):
 
     Args:
         memory_size: the capacity in transitions; a transition is one step of all agents.
-        field_names: as in `ReplayBuffer`.
+        field_names: the names of a transition's five parts, in the order in which a script saves them.
         agent_ids: the agents' ids; None for the agents in the first saved state.
         device: has no effect.
         seed: seed of the random draws of `sample`.
@@ -89,7 +91,8 @@ class MultiAgentReplayBuffer(Memory):
         self.counter += n
 
     def sample(self, batch_size: int, *_: Any) -> TeamExperiences:
-        """Return a batch of transitions drawn uniformly, with replacement.
+        """Return a batch of `batch_size` transitions drawn uniformly, with replacement. Further arguments have no
+        effect.
 
         Raises:
             UsageError: the buffer is empty.

@@ -21,8 +21,12 @@ _ByAgent = dict[Any, Any]
 
 @dataclass(frozen=True)
 class Ends:
-    """Where the step that led to observations left each agent, `[n]` by agent: what it saw, even where the environment
-    has begun anew since, whether it was there, and how its life ended."""
+    """The result of the step that led to a `TeamObservations`, before environments without agents were reset.
+
+    Attributes:
+        obs: the observations after the step; at the end of an episode its last ones.
+        terminated, truncated: bool `[n]` by agent: whether the step terminated or truncated the agent's episode.
+    """
 
     obs: TeamObservations
     terminated: Mapping[Any, _Bools]
@@ -30,8 +34,13 @@ class Ends:
 
 
 class TeamObservations(dict[Any, Any]):
-    """Observations `[n, …]` by agent, with zeros where an agent is gone, and which agents are `present`, `[n]` by
-    agent; `ends` is None after a reset."""
+    """Observations of `n` teams: a dictionary of arrays `[n, …]` by agent, with zeros where an agent is absent.
+
+    Args:
+        obs: the observations by agent.
+        present: bool `[n]` by agent: whether the agent is present.
+        ends: the result of the step that led to the observations; None after a reset.
+    """
 
     def __init__(self, obs: Mapping[Any, Any], present: Mapping[Any, _Bools], ends: Ends | None = None) -> None:
         super().__init__(obs)
@@ -39,18 +48,26 @@ class TeamObservations(dict[Any, Any]):
 
 
 def ends_of(obs: Any) -> Ends | None:
-    """Return how the step that led to observations ended; None if that is not known."""
+    """Return the `Ends` attached to observations; None if `obs` is no `TeamObservations`, or belongs to a reset."""
     return getattr(obs, "ends", None)
 
 
 def present_of(obs: Any, agent: Any) -> Any:
-    """Return whether an agent is there, `[n]` where that is known by environment."""
+    """Return whether an agent is present in observations by agent: bool `[n]` for a `TeamObservations`, else one bool,
+    which is True if `obs` has the agent as a key."""
     present = getattr(obs, "present", None)
     return agent in obs if present is None else present.get(agent, False)
 
 
 def situation_of(team: TeamSpace, obs: Mapping[Any, Any], masks: Mapping[Any, Any] | None = None) -> Situation:
-    """Return what `n` teams observe, and who of each is there; see `TeamSpace.situation`."""
+    """Return the observations, the present agents and the legal actions of `n` teams as arrays, see
+    `TeamSpace.situation`.
+
+    Args:
+        team: the team's spaces.
+        obs: observations by agent, a `TeamObservations` or a plain dictionary.
+        masks: legal actions by agent; None if all are legal.
+    """
     found, present = team.situation(obs, masks), getattr(obs, "present", None)
     if present is None:
         return found
@@ -60,8 +77,15 @@ def situation_of(team: TeamSpace, obs: Mapping[Any, Any], masks: Mapping[Any, An
 
 
 class TeamVectEnv:
-    """Environments of a team, so many for each member. In a script's own loop they step together in this process; one
-    whose agents are all gone begins anew in the same step. The training functions make environments of their own."""
+    """A vector of environments of a team, for a script's own loop. The environments step together in this process.
+
+    An environment without any agent left is reset in the same step. The training functions make environments of their
+    own.
+
+    Args:
+        config: the block `env` of `params.yaml`, whose `num_envs` is the number of environments.
+        seed: seed of the first `reset` without a seed.
+    """
 
     def __init__(self, config: EnvConfig, seed: int = 1) -> None:
         self.num_envs, self._config, self._seed = config.num_envs, config, seed
@@ -82,8 +106,11 @@ class TeamVectEnv:
         return self._envs
 
     def reset(self, *, seed: int | Sequence[int] | None = None, options: Any = None) -> tuple[_ByAgent, _ByAgent]:
-        """Begin an episode in every environment; return observations `[n, …]` and infos by agent. The first time it
-        seeds with the vector's seed, unless one is given."""
+        """Begin an episode in every environment; return observations `[n, …]` and infos, each a dictionary by agent.
+
+        `seed` is one seed per environment, or the first of consecutive seeds. If it is None, the first call uses the
+        vector's own seed, and later calls continue the environments' random draws.
+        """
         seeds: Sequence[int | None]
         if seed is None:
             first, self._seed = self._seed, -1
@@ -94,8 +121,11 @@ class TeamVectEnv:
         return self._shown([obs for obs, _ in found]), self._told([info for _, info in found])
 
     def step(self, actions: Mapping[Any, Any]) -> tuple[_ByAgent, _ByAgent, _ByAgent, _ByAgent, _ByAgent]:
-        """Step every environment with the actions `[n, …]` of its agents: return observations, rewards, terminated,
-        truncated `[n]` and infos, each by agent."""
+        """Step every environment with the actions `[n, …]` by agent.
+
+        Return observations `[n, …]`, rewards `[n]`, terminated `[n]`, truncated `[n]` and infos, each a dictionary by
+        agent.
+        """
         after, shown, told = [], [], []
         rewards = {agent: np.zeros(self.num_envs, np.float32) for agent in self.agents}
         ends = [{agent: np.zeros(self.num_envs, np.bool_) for agent in self.agents} for _ in range(2)]

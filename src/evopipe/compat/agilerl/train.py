@@ -48,7 +48,8 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
 def newer_spellings(function: FunctionT) -> FunctionT:
-    """Return a training function that takes `init_hp` and `mut_p` for `INIT_HP` and `MUT_P` too."""
+    """Return a training function that also accepts the names `init_hp` and `mut_p` for its arguments `INIT_HP` and
+    `MUT_P`."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -108,9 +109,10 @@ def views(run: Run[Any], view: Callable[..., Any], breed: Any, before: Sequence[
 
     Args:
         run: the run.
-        view: the class of the agents.
-        breed: what all agents share, see `Breed`.
-        before: the agents before the run; an agent continues the count of steps of the one with the same index.
+        view: the function or class that makes an agent from (breed, member, mutation).
+        breed: what all agents share, a `Breed` or `LanguageBreed`.
+        before: the agents before the run, by index. An agent's count of steps continues from the agent with the same
+            index.
         each: how much the count grows for every step of the run.
     """
     found = [view(breed, member, birth) for member, birth in zip(run.members, run.births, strict=True)]
@@ -161,7 +163,12 @@ def conduct(session: Session[Any], between: Callable[[Tracker], None]) -> Champi
     """Train to the end, deliver the results to the trackers, and return the champion, the best member of all
     generations.
 
-    `between` is called after each step, and once more at the end. For errors see `Session.train`.
+    Args:
+        session: the session of the training.
+        between: a function that is called with the tracker after each step, and once more at the end.
+
+    Raises:
+        DivergedError, EnvironmentFailed, Interrupted: see `run.session.Session.train`.
     """
     champion = session.train(between)
     between(session.tracker)
@@ -195,7 +202,11 @@ def refuse_idle(arguments: Mapping[str, Any]) -> None:
 
 
 def function_for(name: str) -> str:
-    """Return the name of the training function that fits an algorithm; of one for datasets alone that for replay."""
+    """Return the name of the training function that fits an algorithm.
+
+    `name` is evopipe's name of the algorithm. For an algorithm that learns only from datasets, the result is
+    `train_off_policy`.
+    """
     algo: Any = get(name)
     if "contexts" in algo.Config.model_fields:
         return "train_bandits"
@@ -203,10 +214,14 @@ def function_for(name: str) -> str:
 
 
 class Call(SimpleNamespace):
-    """The arguments of one call of a training function, as attributes named as in the function's signature.
+    """The arguments of one call of a training function, as attributes named as in the function's signature, such as
+    `pop`, `mutation` and `tournament`.
 
-    The attributes `train` and `block` hold parameters of the run that replace the population's own: keys of the blocks
-    `train` and `algos.<name>`.
+    Two more attributes, `train` and `block`, hold parameters of the run that replace the population's own: keys of the
+    blocks `train` and `algos.<name>`.
+
+    Args:
+        arguments: the arguments by name.
     """
 
     pop: Sequence[Agent]
@@ -333,9 +348,11 @@ class Call(SimpleNamespace):
         """Train the population; return the trained agents, and a list of their fitnesses for every generation.
 
         Args:
-            warm: transitions that agents learn from before their own, or the dataset of offline training.
-            collect: a function (regime, ticks) that collects rollouts; None for evopipe's own.
-            adopt: a function that is called at the end with the training regime, which holds the replay buffer.
+            warm: transitions that agents learn from before their own, or the dataset of offline training; None for
+                none.
+            collect: a function (regime, ticks) that collects rollouts of all members; None for evopipe's own.
+            adopt: a function that is called at the end with the training regime, which holds the replay buffer; None
+                for none.
         """
         params = self.params()
         spec = make_spec(params, configure(params.runtime))

@@ -15,12 +15,13 @@ PARTS = {"obs": "state", "state": "state", "context": "state", "action": "action
 
 
 class TensorDict(dict[str, Any]):
-    """Parts of a transition by name, of one environment or of `n`. One of the package `tensordict` will do as well.
+    """A transition as a dictionary of named parts, of one environment or of `n`. `memory.add` also takes a TensorDict
+    of the package `tensordict`.
 
     Args:
-        source: the parts by name: arrays, tensors or numbers, or dictionaries and tuples of them.
-        batch_size: not needed: parts `[n, …]` are known by the reward, which is `[n]` then.
-        device: not needed.
+        source: the parts by name: arrays, tensors or numbers, or dictionaries and tuples of these.
+        batch_size: has no effect. The parts are of `n` environments if the reward is an array `[n]`.
+        device: has no effect.
 
     Examples:
         >>> from evopipe.compat.agilerl import ReplayBuffer, TensorDict
@@ -43,21 +44,26 @@ class TensorDict(dict[str, Any]):
         return self
 
     def float(self) -> Self:
-        """Turn every part into float32, in place."""
+        """Convert every part to float32 in place, and return this object."""
         return self._mapped(lambda part: np.asarray(part, np.float32))
 
     def unsqueeze(self, dim: int = 0) -> Self:
-        """Make parts of one environment those of `n` = 1, in place."""
+        """Add a first axis of length 1 to every part in place, and return this object. The parts are then of n = 1
+        environments.
+
+        Raises:
+            UsageError: `dim` is not 0.
+        """
         if dim != 0:
             raise UsageError(f"unsqueeze: the axis of environments is the first one, 0, got {dim}")
         return self._mapped(lambda part: np.asarray(part)[None])
 
     def to_tensordict(self) -> Self:
-        """Return the same."""
+        """Return this object unchanged."""
         return self
 
     def to(self, device: Any = None) -> Self:
-        """Return the same: batches are put where the agent is."""
+        """Return this object unchanged. A batch is moved to the agent's device when the agent learns from it."""
         return self
 
 
@@ -65,8 +71,12 @@ class Transition(TensorDict):
     """One step of an environment, or of `n` environments, for `memory.add`.
 
     Args:
-        obs, action, reward, next_obs, done: the step; parts `[n, …]` where there are `n` environments.
-        batch_size, device: not needed.
+        obs: the observation before the step, or `[n, …]`.
+        action: the action, or `[n, …]`.
+        reward: the reward, or `[n]`.
+        next_obs: the observation after the step, or `[n, …]`.
+        done: whether the step ended the episode, or `[n]`.
+        batch_size, device: have no effect.
 
     Examples:
         >>> from evopipe.compat.agilerl import ReplayBuffer, Transition
@@ -98,19 +108,21 @@ class MultiAgentTransition(Transition):
 
 
 def mapped(part: Any, function: Callable[[Any], Any]) -> Any:
-    """Return the same with a function's value for every array."""
+    """Apply a function to every array of `part`, an array or a nested dictionary or tuple of arrays; return the results
+    in the same structure."""
     if isinstance(part, Mapping) or hasattr(part, "keys"):
         return {key: mapped(part[key], function) for key in part.keys()}  # noqa: SIM118 (a TensorDict of tensordict's)
     return tuple(mapped(each, function) for each in part) if isinstance(part, tuple) else function(part)
 
 
 def parts_of(transition: Any, of: str) -> tuple[dict[str, Any], bool]:
-    """Return a transition's parts by the names that memories have, and whether they are of several environments.
+    """Return a transition's parts by the names `state`, `action`, `reward`, `next_state` and `done`, and whether they
+    are of several environments.
 
-    Of a context and its reward, as bandits have them, the action is 0 and the episode ends.
+    A bandit's transition may have only a context and a reward. Its action is then 0, and `done` is True.
 
     Raises:
-        UsageError: a part is missing, or is known to nobody; the message begins with `of`.
+        UsageError: a part is missing or unknown; the message begins with `of`.
     """
     if not hasattr(transition, "keys"):
         raise UsageError(f"{of}: add takes a Transition, or parts by name, not a {type(transition).__name__}")

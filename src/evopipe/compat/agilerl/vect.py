@@ -125,13 +125,15 @@ def make_multi_agent_vect_envs(
 
 
 class AsyncPettingZooVecEnv(TeamVectEnv):
-    """Teams' environments made by functions, all alike. In a script's own loop they step in this process.
+    """A vector of equal environments of a team, each made by a function. In a script's own loop they step in this
+    process.
 
     Args:
         env_fns: functions, each of which makes one parallel environment of PettingZoo.
+        seed: seed of the first `reset` without a seed.
 
     Raises:
-        UsageError: there is none, or it makes something else.
+        UsageError: there is no function, or the first function does not make such an environment.
 
     Examples:
         >>> from mpe2 import simple_spread_v3
@@ -164,8 +166,8 @@ def make_vect_envs(
         wrappers: names of wrappers around each environment, as in `env.wrappers` of `params.yaml`. A function
             `make_env` must add its wrappers itself.
         extra_wrappers: wrappers as functions of an environment, put around each environment in turn.
-        should_async_vector: not needed: a script's own loop steps them in this process, the training functions in
-            processes where that pays.
+        should_async_vector: has no effect. A script's own loop steps the environments in this process; the training
+            functions use further processes where that is faster.
         seed: seed of the first `env.reset()` in a script's own loop. The training functions seed every episode.
         env_kwargs: keyword arguments of `gymnasium.make`.
 

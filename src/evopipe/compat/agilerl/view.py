@@ -16,7 +16,10 @@ from evopipe.mutations import NONE, Mutation
 
 
 class StepList(list[int]):
-    """Environment steps, the present count last. Newer scripts have the count alone: as a number it is the last entry.
+    """A list of counts of environment steps, whose last entry is the current count.
+
+    For newer scripts, which have only the current count, the list also acts as that number in `+=`, `//`, `<`, `>=` and
+    `int()`.
 
     Examples:
         >>> steps = StepList([100])
@@ -45,8 +48,13 @@ class StepList(list[int]):
 
 
 class View:
-    """The base class of agents: a view of one member, with the attributes that AgileRL's scripts read and write. See
-    `Agent` and `LanguageAgent`."""
+    """The base class of agents: a view of one member, with the attributes that AgileRL's scripts read and write.
+
+    Args:
+        breed: what all agents of the population share, a `Breed` or `LanguageBreed`.
+        member: the weights, hyper-parameters and counters of the agent.
+        mutation: the mutation that made the agent.
+    """
 
     def __init__(self, breed: Any, member: Member, mutation: Mutation = NONE) -> None:
         self.breed, self._member, self.mutation = breed, member, mutation
@@ -56,12 +64,13 @@ class View:
 
     @classmethod
     def viewing(cls, breed: Any, member: Member, mutation: Mutation = NONE) -> Self:
-        """Return the agent of this class that is a view of a member."""
+        """Return the agent of this class for a member; for the arguments see the class."""
         return cls(breed, member, mutation)
 
     @property
     def steps(self) -> StepList:
-        """Environment steps, the present count last."""
+        """Counts of environment steps (for language models, of prompts), as a list whose last entry is the current
+        count."""
         return self._steps
 
     @steps.setter
@@ -112,5 +121,6 @@ class View:
         return child
 
     def go_on_from(self, parent: Self, slot: Self) -> None:
-        """Copy the scores, steps and fitness of `parent`. `slot` is the agent that this agent replaces."""
+        """Copy the scores, steps and fitness of the agent `parent`. `slot`, the agent that this agent replaces, has no
+        effect here."""
         self.scores, self.steps, self.fitness = [*parent.scores], [*parent.steps], [*parent.fitness]

@@ -19,13 +19,14 @@ from evopipe.rng import Purpose
 
 
 class AgentWrapper:
-    """The base of wrappers of one's own: a subclass changes `get_action` or `learn`, and all else is the agent's.
+    """The base class of a user's own wrappers of agents. A subclass overrides `get_action` or `learn`; all other
+    attributes are those of the wrapped agent.
 
-    Wrapped agents act, learn, are tested, selected and mutated one by one. The training functions do not take them:
-    there all members act and learn in one batch.
+    A script's own loop may use wrapped agents. The training functions do not take wrapped agents, because there all
+    members act and learn in one batch.
 
     Args:
-        agent: the agent inside.
+        agent: the agent to be wrapped.
 
     Examples:
         >>> import gymnasium
@@ -54,16 +55,26 @@ class AgentWrapper:
             setattr(self.agent, name, value)
 
     def get_action(self, obs: Any, *args: Any, **kwargs: Any) -> Any:
-        """See `Agent.get_action`."""
+        """Return the wrapped agent's actions for the observations `obs`. Further arguments, and the result, are those
+        of `Agent.get_action`."""
         return self.agent.get_action(obs, *args, **kwargs)
 
     def learn(self, experiences: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """See `Agent.learn`."""
+        """Let the wrapped agent learn from `experiences`, and return the loss. Further arguments are those of
+        `Agent.learn`."""
         return self.agent.learn(experiences, *args, **kwargs)
 
     def test(self, env: Any, swap_channels: bool = False, max_steps: int | None = None, loop: int = 1) -> float:
-        """Play greedy episodes one after the other by the wrapper's own `get_action`, on the seeds of `Agent.test`;
-        return their mean undiscounted return, which is also appended to `fitness`."""
+        """Play greedy episodes with the wrapper's own `get_action`; return their mean undiscounted return, and append
+        it to `fitness`.
+
+        Args:
+            env: the environment. The agent plays in a copy, one episode after the other, with the seeds of
+                `Agent.test`.
+            swap_channels: has no effect.
+            max_steps: the most steps of an episode; None for no limit.
+            loop: episodes for each environment of `env`.
+        """
         agent, config = inside(self), config_of(env)
         seeds = agent.breed.spec.seeds(Purpose.EVALUATE, loop * config.num_envs)
         before, agent.training = agent.training, False
@@ -88,19 +99,20 @@ class AgentWrapper:
         return gained
 
     def around(self, agent: Agent) -> Self:
-        """Return the same wrapper around another agent; attributes of one's own are handed on."""
+        """Return a copy of this wrapper, with its own attributes, around another agent."""
         found = type(self).__new__(type(self))
         found.__dict__.update(self.__dict__)
         found.__dict__["agent"] = agent
         return found
 
     def clone(self, index: int | None = None, wrap: bool = True) -> Self:
-        """Return the same wrapper around a copy of the agent, see `Agent.clone`."""
+        """Return a copy of this wrapper around a copy of its agent. `index` is the copy's index in the population, None
+        for the agent's own; `wrap` has no effect."""
         return self.around(self.agent.clone(index))
 
 
 def inside(agent: Any) -> Agent:
-    """Return an agent without its wrappers."""
+    """Return the agent inside all wrappers of `agent`; an agent without wrappers is returned as it is."""
     while isinstance(agent, AgentWrapper):
         agent = agent.agent
     found: Agent = agent
@@ -108,21 +120,25 @@ def inside(agent: Any) -> Agent:
 
 
 def rewrapped(like: Any, agent: Agent) -> Any:
-    """Return an agent inside wrappers as another one's."""
+    """Return `agent` inside copies of all wrappers of the agent `like`."""
     return like.around(rewrapped(like.agent, agent)) if isinstance(like, AgentWrapper) else agent
 
 
 def RSNorm(agent: Agent, epsilon: float = 1e-4, norm_obs_keys: Sequence[str] | None = None) -> Agent:  # noqa: N802
-    """Return an agent whose networks read observations less their running mean, over their running standard deviation,
-    as `train.normalise.observations` has it: a run trains it as it is. It has seen nothing yet.
+    """Return a copy of an agent whose networks read observations that are normalised by their running mean and standard
+    deviation.
+
+    This sets the parameter `train.normalise.observations`, so that the training functions take the agent. The running
+    statistics are empty at first.
 
     Args:
         agent: an agent that has not learned yet.
-        epsilon: not needed: the variance has a floor of 1e-8.
-        norm_obs_keys: not served: every column is normalised that is neither an image's nor one-hot.
+        epsilon: has no effect; the variance has a lower bound of 1e-8.
+        norm_obs_keys: must be None. All columns of an observation are normalised, except those of images and one-hot
+            columns.
 
     Raises:
-        UsageError: `norm_obs_keys` is given, or the agent is wrapped.
+        UsageError: `norm_obs_keys` is given, or the agent is already wrapped.
 
     Examples:
         >>> import gymnasium

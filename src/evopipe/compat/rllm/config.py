@@ -57,7 +57,7 @@ def read(config: Any) -> tuple[Values, bool]:
             override earlier ones; the path of a YAML file; or an object of nested attributes, such as OmegaConf's.
 
     Raises:
-        ParamsError: it is something else, a text is not of the form `key=value`, or a file cannot be used, see
+        ParamsError: `config` has another type, a text is not of the form `key=value`, or a file cannot be used, see
             `read_yaml`.
         MissingInputError: a file does not exist.
     """

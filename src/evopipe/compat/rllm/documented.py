@@ -123,11 +123,16 @@ ESTIMATORS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def changed(key: str, value: Any, change: Callable[[Any], Any]) -> Any:
-    """Convert the value of a documented key of rLLM to the value of the corresponding key of `params.yaml`, by the
-    function `change`.
+    """Return the value of a key of `params.yaml` for the value of one of rLLM's documented keys.
+
+    Args:
+        key: rLLM's key, for error messages.
+        value: its value.
+        change: a function that converts the value, such as `int`.
 
     Raises:
-        ParamsError: the value is no number.
+        ParamsError: `change` raises a TypeError, ValueError or OverflowError, for example because the value is no
+            number.
     """
     try:
         return change(value)
@@ -136,7 +141,11 @@ def changed(key: str, value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def idle(documented: Values, algo: str) -> Iterator[tuple[str, str]]:
-    """Yield each documented key of rLLM that has no effect, given the other keys, with the reason."""
+    """Yield (key, reason) for each documented key of rLLM that has no effect.
+
+    `documented` has the values of the documented keys that were given, and `algo` is the algorithm; an effect may
+    depend on both.
+    """
     if "algorithm.lam" in documented and algo != "ppo_language":
         yield "algorithm.lam", "it is of adv_estimator=gae alone"
     for start, among in (("rllm.stepwise_advantage", OWN), ("rllm.compact_filtering", FILTERS)):
@@ -156,7 +165,7 @@ def idle(documented: Values, algo: str) -> Iterator[tuple[str, str]]:
 
 
 def shape(documented: Values, put: Callable[..., None], algo: str, tasks: int, overrides: Values) -> None:
-    """Set the keys of `params.yaml` for the tasks of a step, the rollouts of a task, and the number of steps.
+    """Set the keys of `params.yaml` for the number of tasks in a step, of rollouts of a task, and of steps.
 
     Args:
         documented: values of rLLM's documented keys.
@@ -195,7 +204,14 @@ def shape(documented: Values, put: Callable[..., None], algo: str, tasks: int, o
 
 
 def others(documented: Values, put: Callable[..., None], algo: str, overrides: Values) -> None:
-    """Set the keys of `params.yaml` that depend on several of rLLM's documented keys. For the arguments see `shape`."""
+    """Set the keys of `params.yaml` that depend on several of rLLM's documented keys.
+
+    Args:
+        documented: values of rLLM's documented keys.
+        put: a function (key, value, source) that sets a key.
+        algo: the algorithm.
+        overrides: all overrides, by dotted keys.
+    """
     if not truth(documented.get("actor_rollout_ref.actor.use_kl_loss", True)):
         put(f"{TRAIN}.beta", 0.0, "actor_rollout_ref.actor.use_kl_loss=False")
     if (clip := documented.get("actor_rollout_ref.actor.clip_ratio")) is not None:

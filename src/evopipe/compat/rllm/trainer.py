@@ -217,8 +217,12 @@ class AgentTrainer:
             _check_arguments(self.env_class, self.env_args, "env_args")
 
     def make(self, outside: Any = None) -> Callable[..., Workflow]:
-        """Return the function that makes the workflow of one episode. `outside` is the server for agents that call the
-        model over HTTP; None if there are no such agents."""
+        """Return the function that makes the workflow of one episode, a `Workflow`.
+
+        The function takes the arguments of `Workflow`, such as the episode's model `rollout_engine` and the runner of
+        blocking calls `executor`. `outside` is the server for agents that call the model over HTTP; None if there are
+        no such agents.
+        """
         agents, own = self.resolved.agents, cast("Any", self.workflow_class)
         if outside is not None:
             return cast("Callable[..., Workflow]", outside.make)
@@ -263,7 +267,7 @@ class AgentTrainer:
     # --- running ------------------------------------------------------------------------------------------------------
 
     def train(self, quiet: bool = True) -> Trained:
-        """Train to the end, and return the result.
+        """Train to the end, and return the result. With `quiet`, the console shows only warnings.
 
         A run in a folder (`trainer.default_local_dir`) that was stopped earlier continues from its last checkpoint, bit
         for bit.

@@ -9,14 +9,19 @@ import numpy as np
 
 
 class Demonstrations:
-    """Chats of the game `my_agent.CountOn`."""
+    """A task whose rows are chats of the game `my_agent.CountOn`, in which the assistant is right in about half of the
+    turns."""
 
     def rows(self, rng: np.random.Generator, n: int) -> list[dict[str, Any]]:
-        """Make n rows of JSON data: draw from `rng` and from nothing else, and runs can be repeated."""
+        """Return n rows of JSON data, each with a chat as `messages`.
+
+        All random draws are from `rng`, so that runs can be repeated.
+        """
         return [{"messages": self.chat(rng)} for _ in range(n)]
 
     def chat(self, rng: np.random.Generator) -> list[dict[str, str]]:
-        """Return a chat: a digit, and what is said to it, in turn."""
+        """Return a chat of three turns as messages (`role`, `content`): the user says a digit, and the assistant the
+        same digit or the next one, drawn from `rng`."""
         chat = []
         for digit, more in zip(rng.integers(10, size=3).tolist(), rng.integers(2, size=3).tolist(), strict=True):
             chat.append({"role": "user", "content": str(digit)})
@@ -24,5 +29,5 @@ class Demonstrations:
         return chat
 
     def score(self, row: Mapping[str, Any], completion: str) -> float:
-        """Return whether a first completion is the one that was shown."""
+        """Return 1 if a completion equals the assistant's first message in the row's chat, else 0."""
         return float(completion == row["messages"][1]["content"])

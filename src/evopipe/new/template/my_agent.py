@@ -12,7 +12,10 @@ from evopipe.agents import ChatAgent, MultiTurnEnvironment
 
 
 class CountOn(MultiTurnEnvironment):
-    """Hear a digit, and say the one that follows it, three times. Each turn that is right earns a third."""
+    """A game of three turns. The agent sees a digit, and must answer with the next digit; 0 follows 9.
+
+    Each right answer gives a reward of one third. A task has the three digits as a text, `digits`.
+    """
 
     blocking = False  # its steps take no time: no threads are needed
 
@@ -30,7 +33,10 @@ class CountOn(MultiTurnEnvironment):
 
 
 def make(config: Any) -> evopipe.AgentTrainer:
-    """Make the trainer; `config` is what the command line gives."""
+    """Return the trainer of agents that play `CountOn`.
+
+    `config` has the overrides of the default configuration that the command line was given.
+    """
     tasks = [{"digits": f"{n:03d}"} for n in range(1000)]
     held = tasks[::20]
     return evopipe.AgentTrainer(

@@ -16,9 +16,10 @@ LEFT, STAY, RIGHT = range(3)
 
 
 class Catch(gymnasium.Env[Any, Any]):
-    """A ball falls, a paddle of one cell moves below it. A catch gives 1 and brings the next ball; a miss ends it all.
+    """A game in which a ball falls, and a paddle of one cell moves below it.
 
-    Observation: column and row of the ball, column of the paddle, each from -1 to 1.
+    A catch gives a reward of 1, and the next ball begins to fall. A miss ends the episode. The observation is the
+    ball's column, the ball's row and the paddle's column, each scaled to [-1, 1]. The actions are left, stay and right.
     """
 
     # `render_modes` and `render` are for watching: training does not need them.
@@ -46,7 +47,7 @@ class Catch(gymnasium.Env[Any, Any]):
         return self._observation(), float(caught), landed and not caught, False, {}
 
     def render(self) -> Any:
-        """Draw the state: an image [height, width, 3] of uint8."""
+        """Return a picture of the game, `[height, width, 3]` uint8."""
         image = np.full((ROWS, COLUMNS, 3), 245, np.uint8)
         image[self.row, self.column] = (220, 60, 40)
         image[ROWS - 1, self.paddle] = (30, 80, 200)

@@ -24,8 +24,9 @@ from evopipe.track.record import New, TrackedRun
 class TrackerBackend(Protocol):
     """The protocol of a connection to an experiment tracker.
 
-    `deliver` sends what the tracker does not have yet, and returns counts of it. Methods may raise any exception; the
-    caller then tries again later with a new connection.
+    The method `deliver` sends what the tracker does not have yet of a run, and returns counts of what it sent. The
+    method `close` ends the connection. Both may raise any exception; the caller then tries again later with a new
+    connection.
     """
 
     def deliver(self, run: TrackedRun) -> New: ...
@@ -34,7 +35,12 @@ class TrackerBackend(Protocol):
 
 
 def connect(name: str, config: TrackingConfig, root: Path) -> TrackerBackend:
-    """Open a connection to the tracker with this name; `root` is the root of the DVC repository.
+    """Open a connection to a tracker, and return it.
+
+    Args:
+        name: the tracker's name, such as `mlflow`.
+        config: the block `tracking` of the parameters.
+        root: the root of the DVC repository.
 
     Raises:
         TrackerError: the tracker's package is not installed, or the root no longer exists.

@@ -61,7 +61,11 @@ _DEFAULTS = {
 
 
 def connect(config: TrackingConfig, root: Path) -> _Mlflow:
-    """Open MLflow's store for the project below `root`, and create the store if it is missing."""
+    """Open MLflow's store for the project below `root`, the root of the DVC repository, and create the store if it is
+    missing.
+
+    `config` is the block `tracking` of the parameters.
+    """
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient

@@ -21,8 +21,11 @@ PACKAGE = "evopipe[tensorboard]"
 
 
 def connect(config: TrackingConfig, root: Path) -> Appending:
-    """Return a connection that writes TensorBoard's event files of a run below
-    `.evopipe/tensorboard/<experiment>/<run>/`."""
+    """Return a connection that writes TensorBoard's event files of a run to the folder
+    `.evopipe/tensorboard/<experiment>/<run>/` below `root`.
+
+    `config` is the block `tracking` of the parameters, and `root` the root of the DVC repository.
+    """
     home = root / ".evopipe" / "tensorboard"
 
     def begin(run: TrackedRun) -> _Writer:

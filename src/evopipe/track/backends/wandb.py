@@ -21,7 +21,11 @@ _STEPS = "env_steps"
 
 
 def connect(config: TrackingConfig, root: Path) -> Appending:
-    """Return a connection to Weights & Biases; without an API key, runs are written offline to `.evopipe/wandb/`."""
+    """Return a connection to Weights & Biases; without an API key, runs are written offline to `.evopipe/wandb/` below
+    `root`.
+
+    `config` is the block `tracking` of the parameters, and `root` the root of the DVC repository.
+    """
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     home = root / ".evopipe" / "wandb"
 
