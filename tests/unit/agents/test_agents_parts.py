@@ -350,3 +350,14 @@ def test_prompts_that_are_too_long_from_the_start_are_counted_and_told_of_once()
         regime._warn([done(0, long), done(2, long), done(0, long), done(1, TerminationReason.ENV_DONE)])
     (said,) = regime.said
     assert said.startswith("2 of 4 episodes of a round began with a prompt longer than language.max_prompt")
+
+
+@pytest.mark.parametrize(("n", "pieces"), [(1, 1), (64, 64), (65, 33), (100, 50), (129, 43)])
+def test_a_completion_is_streamed_in_at_most_64_pieces_of_equal_length(n: int, pieces: int) -> None:
+    base, text = words.base(), ("0123456789" * n)[:n]
+    ids = base.encode(text)
+    assert len(ids) == n, "a character is a token"
+    parts = protocol.pieces(base, ModelOutput(text, completion_ids=ids), text)
+    assert "".join(part for part, _ in parts) == text
+    assert [token for _, places in parts for token in places] == list(range(n))
+    assert len(parts) == pieces
