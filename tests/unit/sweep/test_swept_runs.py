@@ -15,6 +15,7 @@ from evopipe.params.load import load_params
 from evopipe.searchers.contract import Bound
 from evopipe.storage.files import write_json
 from evopipe.sweep import run
+from evopipe.sweep.experiments import _RECORD, _is_saved
 from evopipe.sweep.run import DONE, LOG, PARAMS, SweptRun, _done, _failure, _is_done, _Runs, _stages, table
 from evopipe.sweep.settings import Setting, _drawn, _rounded, _short, settings_of
 from tiny import write_params
@@ -67,6 +68,14 @@ def test_stages_that_make_a_dataset_are_run_where_it_is_read(dataset: bool, tmp_
     assert (tmp_path / TRANSITIONS).exists() == dataset
     assert _is_done(tmp_path)
     assert _done(tmp_path).keys() == {name for name, makes in names.items() if dataset or not makes}
+
+
+def test_a_run_is_an_experiment_of_the_commit_that_its_record_names(tmp_path: Path, settings: list[Setting]) -> None:
+    one = SweptRun.read(settings[0], left(tmp_path, settings[0], 1.0))
+    assert not _is_saved(one, "a" * 40)
+    write_json(one.folder / _RECORD, {"name": "mine", "baseline": "a" * 40})
+    assert _is_saved(one, "a" * 40)
+    assert not _is_saved(one, "b" * 40), "of an earlier commit"
 
 
 def test_runs_are_counted_as_they_end_and_stand_with_the_best_first(tmp_path: Path, settings: list[Setting]) -> None:
