@@ -24,7 +24,7 @@ $(shell rm -f $(READY))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow sanitize lint check docs bench bench-search setup clean
+.PHONY: help run test test-slow sanitize lint check docs bench bench-search zoo setup clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -67,11 +67,15 @@ docs: setup ## build the pages as a site, build/site/index.html
 bench: setup ## compare with the peers (an hour; BENCH_ARGS="--lanes 2")
 	cd benchmarks && BENCH_ARGS="$(BENCH_ARGS)" dvc repro --force --keep-going
 
-bench-search: setup ## search strategies against tuners, by real runs (hours; goes on where it was; SEARCH_SEEDS=20)
+bench-search: setup ## search strategies against tuners, by real runs (hours; goes on where it was; SEARCH_SEEDS=20, SEARCH_CONFIRM=full)
 	for task in cartpole pendulum acrobot; do for space in narrow hard; do \
-	  python benchmarks/search.py $$task --space $$space --seeds $(or $(SEARCH_SEEDS),20) || exit 1; \
+	  python benchmarks/search.py $$task --space $$space --seeds $(or $(SEARCH_SEEDS),20) --confirm $(or $(SEARCH_CONFIRM),full) || exit 1; \
 	done; done
 	python benchmarks/make_page.py
+
+zoo: setup ## train what is missing of the zoo, the cheapest rows first (hours; goes on where it was; ZOO_SEEDS=1-5)
+	python -m evopipe zoo train --seeds $(or $(ZOO_SEEDS),1-5)
+	python docs/make_zoo.py
 
 setup: $(READY) ## set up only
 	@# An unpacked archive has no git, and each DVC project must be told.

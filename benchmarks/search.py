@@ -1,8 +1,9 @@
 """Search by real runs: `python benchmarks/search.py TASK --space narrow|hard --seeds 20 [--strategies NAME …]`.
 
 Our strategies and tuners train the same learner until a score is confirmed, and every environment step counts, see
-`harness/search.py`. Every run is kept at once in `benchmarks/results/search_TASK_SPACE.json`: a run of this script that
-was interrupted goes on where it was, and one with more seeds or strategies adds to it. Seeds are in the outer loop, so
+`harness/search.py`. With `--confirm sequential` all of them confirm by as few episodes as tell. Every run is kept at
+once in `benchmarks/results/search_TASK_SPACE.json`, or `…_sequential.json`: a run of this script that was interrupted
+goes on where it was, and one with more seeds or strategies adds to it. Seeds are in the outer loop, so
 that what is there is balanced at any time. `--show` prints the table of what is there and runs nothing.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 for _threads in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -30,11 +32,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--space", choices=curves.SPACES, default="narrow")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--strategies", nargs="+", choices=search.CONTESTANTS, default=list(search.CONTESTANTS))
+    parser.add_argument("--confirm", choices=curves.CONFIRMATIONS, default="full")
     parser.add_argument("--lives", type=int, default=search.LIVES, help="budget, in full lives of a trial (20)")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--show", action="store_true", help="run nothing")
     args = parser.parse_args(arguments)
-    kept = Kept(args.results, args.task, args.space, args.lives)
+    kept = Kept(args.results, args.task, args.space, args.lives, args.confirm)
+    task = replace(curves.TASKS[args.task], confirmation=args.confirm)
     if not args.show:
         if CHILDREN & set(args.strategies):
             venvs.make("tuners")
@@ -42,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
             known: search.Known = {}
             for name in args.strategies:
                 if not kept.has(name, seed):
-                    outcome = search.run(name, curves.TASKS[args.task], args.space, seed, args.lives, known)
+                    outcome = search.run(name, task, args.space, seed, args.lives, known)
                     kept.add(name, seed, outcome)
                     end = "solved" if outcome.solved else "not solved"
                     print(

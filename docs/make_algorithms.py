@@ -24,16 +24,37 @@ OBSERVATIONS, ACTIONS = 1009, 911  # primes that no network has by chance: they 
 HIDDEN, VOCABULARY = 1013, 919  # of a language model
 
 
+SPELLED = {
+    "bc_language": "BC of games", "neural_ts": "NeuralTS", "neural_ucb": "NeuralUCB",
+    "ppo_language": "PPO of completions", "qrdqn": "QR-DQN", "rainbow": "Rainbow", "reward_model": "Reward model",
+    "td3bc": "TD3+BC",
+}  # fmt: skip
+"""How the field spells algorithms whose name in capital letters is another one."""
+OFFLINE = ("bc", "cqn", "iql", "td3bc")
+"""Algorithms that are made to learn from a dataset alone."""
+SMALL = {
+    "discrete": {"env": {"id": "CartPole-v1"}},
+    "continuous": {"env": {"id": "Pendulum-v1"}},
+    "team": {"env": {"id": "simple_spread_v3"}},
+    "text": {"language": {"model": "tiny", "full": True, "task": "copy"}},
+    "games": {"language": {"model": "gpt", "task": "wordle"}},
+}
+"""What algorithms are tried on first."""
+
+
 def render(name: str) -> str:
     """Return the page of one algorithm."""
     algo = algos.get(name)
-    title, _, text = (algo.__doc__ or "").strip().partition("\n\n")
+    first, _, text = (algo.__doc__ or "").strip().partition("\n\n")
+    title, lead = _title(name, " ".join(first.split()))
     of_text = algo.REGIME in algos.PROBLEMS["text"]
     parts = [
-        f"# {title.rstrip('.')}",
+        f"# {title}",
         "<!-- Made by docs/make_algorithms.py: do not edit. -->",
+        *([lead] if lead else []),
         f"`train.algo: {name}`. Paper: <{algo.PAPER}>. {_serves(algo)} "
         f"Its file: [src/evopipe/algos/{name}.py](../../src/evopipe/algos/{name}.py).",
+        f"```python\nimport evopipe\n\nresult = evopipe.train({_params(name, algo)})\n```",
         text,
         *_curves(name),
         "## Hyper-parameters\n\nKeys of `algos."
@@ -56,6 +77,32 @@ def render(name: str) -> str:
         _evolution(algo, name),
     ]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def _title(name: str, first: str) -> tuple[str, str]:
+    """Return the title, which begins with the algorithm's name, and what else its first sentence says."""
+    short, (head, _, rest) = SPELLED.get(name, name.upper()), first.rstrip(".").partition(": ")
+    lead = f"{rest[0].upper()}{rest[1:]}." if rest else ""
+    if head.lower().startswith(short.lower()):
+        return head, lead
+    word = head.partition(" ")[0]
+    return f"{short}: {head if word == 'Kahneman-Tversky' else head[0].lower() + head[1:]}", lead
+
+
+def _params(name: str, algo: algos.Algorithm) -> str:
+    """Return parameters that an algorithm runs with, as they are written in Python."""
+    kind = "games" if algo.REGIME == "games" else "text" if algo.REGIME in algos.PROBLEMS["text"] else algo.ACTIONS[0]
+    params = SMALL["team" if algo.TEAM else kind]
+    more = ', "mode": "offline"' if name in OFFLINE else ', "warm_start": 0' if algo.REGIME == "off_policy" else ""
+    body = ", ".join(f"{_quoted(key)}: {_quoted(value)}" for key, value in params.items())
+    return f'{{{body}, "train": {{"algo": "{name}"{more}}}}}'
+
+
+def _quoted(value: Any) -> str:
+    """Return a value as it is written in Python, texts in double quotes."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_quoted(key)}: {_quoted(each)}" for key, each in value.items()) + "}"
+    return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
 def _serves(algo: algos.Algorithm) -> str:
@@ -85,6 +132,7 @@ def _networks(algo: algos.Algorithm) -> str:
         OBSERVATIONS: "O (length of an observation)",
         ACTIONS: "A (dimensions of an action)" if continuous else "A (number of actions)",
         OBSERVATIONS + ACTIONS: "O + A",
+        OBSERVATIONS * ACTIONS: "O · A, an arm's own input",
         2 * ACTIONS: "2 A",
         25: "25, quantiles",
         50 * ACTIONS: "50 A, quantiles of each action's return",

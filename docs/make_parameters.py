@@ -45,6 +45,7 @@ NOTES: Notes = {
     "train.eval_steps": ("environment steps", "longer evaluation episodes"),
     "train.target": ("return", "training ends later or never"),
     "train.confirm_episodes": ("episodes", "a surer score of the elite, more evaluation steps"),
+    "train.lowest_score": ("return", "confirmations that succeed end earlier; too high: some end wrongly"),
     "train.target_sigmas": ("standard errors", "surer that the target is really reached, ends later"),
     "train.normalise.clip": ("standard deviations", "outliers count for more"),
     "train.replay.capacity": ("transitions", "older experience kept, more memory"),

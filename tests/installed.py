@@ -12,10 +12,10 @@ from pathlib import Path
 from tiny import ROOT, Answer, environment
 
 
-def build(kind: str, folder: Path, tree: Path = ROOT) -> Path:
+def build(kind: str, folder: Path, tree: Path = ROOT, **more: str) -> Path:
     """Build `wheel` or `sdist` of a source tree with the hatchling that is installed; return the file."""
     words = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(folder)]
-    subprocess.run(words, cwd=tree, env=environment(), check=True, capture_output=True, timeout=60)
+    subprocess.run(words, cwd=tree, env=environment(**more), check=True, capture_output=True, timeout=60)
     (built,) = folder.glob("*.whl" if kind == "wheel" else "*.tar.gz")
     return built
 
@@ -27,14 +27,14 @@ class Installed:
     its own `.pth` files left unread, so that the editable installation of this tree is not found.
     """
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, **more: str) -> None:
         self.home, place = home, home / "venv"
         venv.create(place, symlinks=True, with_pip=False)
         self.python = place / "bin/python"
         (self.site,) = (place / "lib").glob("python*/site-packages")
         (self.site / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", "--python", str(self.python)]
-        wheel = build("wheel", home / "wheel")
+        wheel = build("wheel", home / "wheel", **more)
         subprocess.run([*pip, "install", "--no-deps", "--no-index", str(wheel)], check=True, timeout=120)
 
     def run(self, folder: Path, *words: str, **more: str) -> Answer:

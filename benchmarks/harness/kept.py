@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,18 @@ class Kept:
         SystemExit: it holds runs of another target, life or budget, or of a strategy that was set otherwise.
     """
 
-    def __init__(self, folder: Path, task: str, kind: str, lives: int) -> None:
-        self.path = folder / f"search_{task}_{kind}.json"
-        settings = {"task": task, "space": kind, "lives": lives, **asdict(curves.TASKS[task])}
+    def __init__(self, folder: Path, task: str, kind: str, lives: int, confirmation: str = "full") -> None:
+        name, options = f"search_{task}_{kind}", ""
+        about = asdict(replace(curves.TASKS[task], confirmation=confirmation))
+        if confirmation == "full":
+            del about["confirmation"], about["lowest"]
+        else:
+            name, options = f"{name}_{confirmation}", f" --confirm {confirmation}"
+        self.path = folder / f"{name}.json"
+        settings = {"task": task, "space": kind, "lives": lives, **about}
         self.data: dict[str, Any] = {
-            "measurement": f"search_{task}_{kind}",
-            "command": f"python benchmarks/search.py {task} --space {kind}",
+            "measurement": name,
+            "command": f"python benchmarks/search.py {task} --space {kind}{options}",
             "lanes": 1,
             "settings": settings,
             "contestants": [],

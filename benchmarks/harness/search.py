@@ -3,7 +3,7 @@ that train our learner trial by trial.
 
 A trial of a tuner is a `Population` of one, which lives slice by slice, can wait, and goes on. All have the same
 learner, target, slices, lives, evaluation (a race) and confirmation. Who is not there after as many steps as `LIVES`
-full lives have is censored.
+full lives have is censored. Who is there is audited: that costs the contestant nothing.
 """
 
 from __future__ import annotations
@@ -15,10 +15,14 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+
 import evopipe
 from evopipe import searchers
 from evopipe.errors import DivergedError
+from evopipe.ops.statistics import mean_of_finite
 from evopipe.params.load import parse_params
+from evopipe.rng import Purpose
 from evopipe.searchers import propose
 from evopipe.searchers.contract import Bound
 from harness import curves, tuners
@@ -104,27 +108,46 @@ def space(task: Task, kind: str) -> dict[str, Bound]:
 @dataclass(frozen=True)
 class Outcome:
     """What a run came to: environment steps of every kind and of training alone, whether the target was confirmed
-    within the budget, how many trials were begun, and processor seconds of this process."""
+    within the budget, how many trials were begun, processor seconds of this process, and the winner's audit."""
 
     steps: int
     training: int
     solved: bool
     trials: int
     seconds: float
+    audit: Audit | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "seconds": round(self.seconds, 1)}
+        audit = self.audit and [round(each, 2) for each in self.audit]
+        return {**asdict(self), "seconds": round(self.seconds, 1), "audit": audit}
+
+
+class Audit(NamedTuple):
+    """The winner's mean return over all episodes of the confirmation, however many were played, and over as many
+    others."""
+
+    all: float
+    others: float
+
+
+def audit(population: evopipe.Population) -> Audit:
+    """Let a run's champion play them."""
+    run = population._run
+    assert run.champion
+    seeds = run.spec.seeds(Purpose.CONFIRM, 2 * curves.CONFIRM)
+    played = run.regime.evaluate(run.spec.form_alone(run.champion.member), seeds, lambda: False).returns[0]
+    return Audit(*(mean_of_finite(each) for each in np.split(played, 2)))
 
 
 def run(name: str, task: Task, kind: str, seed: int, lives: int = LIVES, known: Known | None = None) -> Outcome:
     """Let a contestant search once. `known` keeps the trials of tuners for others of the same task."""
     contestant, began = CONTESTANTS[name], time.process_time()
     if isinstance(contestant, Ours):
-        steps, training, reached, trials = _ours(contestant, task, kind, seed, lives)
+        steps, training, winner, trials = _ours(contestant, task, kind, seed, lives)
     else:
-        steps, training, reached, trials = _tuned(contestant, task, kind, seed, lives, {} if known is None else known)
-    solved = reached and steps <= lives * task.life
-    return Outcome(steps, training, solved, trials, time.process_time() - began)
+        steps, training, winner, trials = _tuned(contestant, task, kind, seed, lives, {} if known is None else known)
+    solved = winner is not None and steps <= lives * task.life
+    return Outcome(steps, training, solved, trials, time.process_time() - began, winner)
 
 
 # --- our strategies ---------------------------------------------------------------------------------------------------
@@ -150,14 +173,15 @@ def params_of(ours: Ours, task: Task, kind: str, seed: int, lives: int = LIVES) 
     return parse_params(data)
 
 
-def _ours(ours: Ours, task: Task, kind: str, seed: int, lives: int) -> tuple[int, int, bool, int]:
+def _ours(ours: Ours, task: Task, kind: str, seed: int, lives: int) -> tuple[int, int, Audit | None, int]:
     with evopipe.Population(params_of(ours, task, kind, seed, lives)) as population:
         try:
             population.train()
         except DivergedError:
-            return lives * task.life, population._run.clock.env_steps, False, _trials(population)
+            return lives * task.life, population._run.clock.env_steps, None, _trials(population)
         clock = population._run.clock
-        return clock.spent, clock.env_steps, population.reason == "target", _trials(population)
+        spent, winner = (clock.spent, clock.env_steps), audit(population) if population.reason == "target" else None
+        return *spent, winner, _trials(population)
 
 
 def _trials(population: evopipe.Population) -> int:
@@ -169,13 +193,13 @@ def _trials(population: evopipe.Population) -> int:
 
 
 class Lived(NamedTuple):
-    """A trial after a slice: its score, environment steps so far of every kind and of training, whether the target is
-    confirmed, and whether its life is over."""
+    """A trial after a slice: its score, environment steps so far of every kind and of training, its audit once the
+    target is confirmed, and whether its life is over."""
 
     score: float
     spent: int = 0
     training: int = 0
-    solved: bool = False
+    winner: Audit | None = None
     over: bool = False
 
 
@@ -217,15 +241,18 @@ class Trial:
         else:
             healthy = record.members[0].healthy
             score = record.members[0].fitness if healthy else score
-        clock, solved = population._run.clock, population.reason == "target"
-        return Lived(score, clock.spent, clock.env_steps, solved, bool(population.reason) or not healthy)
+        clock, over = population._run.clock, bool(population.reason) or not healthy
+        spent, winner = (clock.spent, clock.env_steps), audit(population) if population.reason == "target" else None
+        return Lived(score, *spent, winner, over)
 
     def close(self) -> None:
         if self._population is not None:
             self._population.close()
 
 
-def _tuned(peer: Peer, task: Task, kind: str, seed: int, lives: int, known: Known) -> tuple[int, int, bool, int]:
+def _tuned(
+    peer: Peer, task: Task, kind: str, seed: int, lives: int, known: Known
+) -> tuple[int, int, Audit | None, int]:
     bounds = space(task, kind)
     told = curves.configured(task, bounds) if peer.told else None
     with ExitStack() as held:
@@ -236,9 +263,9 @@ def _tuned(peer: Peer, task: Task, kind: str, seed: int, lives: int, known: Know
 
 def _lives(
     tuner: Tuner, task: Task, seed: int, budget: int, held: ExitStack, known: Known
-) -> tuple[int, int, bool, int]:
+) -> tuple[int, int, Audit | None, int]:
     """Train what a tuner asks for until a score is confirmed or the budget is spent; return steps, those of training,
-    whether it is confirmed, and how many trials were begun."""
+    the winner's audit, and how many trials were begun."""
     trials: dict[int, Trial] = {}  # those that may go on
     begun: dict[int, Lived] = {}
     while True:
@@ -255,6 +282,6 @@ def _lives(
             trial.slice()
             begun[asked.number] = trial.now
             spent = sum(each.spent for each in begun.values())
-            if trial.now.solved or spent >= budget:
-                return spent, sum(each.training for each in begun.values()), trial.now.solved, len(begun)
+            if trial.now.winner or spent >= budget:
+                return spent, sum(each.training for each in begun.values()), trial.now.winner, len(begun)
         tuner.tell(trial.now.score)

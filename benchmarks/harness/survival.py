@@ -11,7 +11,13 @@ from harness import curves, search
 from harness.results import MISSING, Result, made_by, names, table, values
 from harness.stats import LEVEL
 
-NAMES = tuple(f"search_{task}_{kind}" for task in curves.TASKS for kind in curves.SPACES)
+_FILES = {"full": "", "sequential": "_sequential"}
+NAMES = tuple(
+    f"search_{task}_{kind}{_FILES[each]}"
+    for each in curves.CONFIRMATIONS
+    for task in curves.TASKS
+    for kind in curves.SPACES
+)
 """The results files, in the order of the page."""
 TITLES = {
     "cartpole": "CartPole, PPO",
@@ -128,7 +134,23 @@ def rows(result: Result) -> Iterator[list[str]]:
                 f"{_thousands(mean.value)} [{_thousands(mean.low)}, {_thousands(mean.high)}]",
                 _thousands(float(np.mean(values(result, name, "training")))),
                 *cells,
+                *([_false(result, name)] if audited(result) else []),
             ]
+
+
+def audited(result: Result) -> bool:
+    """Whether winners were audited, see `search.audit`."""
+    return any("audit" in run["result"] for run in result["runs"])
+
+
+def _false(result: Result, name: str) -> str:
+    """Return how many of a contestant's winners are below the target by the audit."""
+    audits = [each for each in values(result, name, "audit") if each]
+    return ", ".join(str(sum(audit[i] < result["settings"]["target"] for audit in audits)) for i in range(2))
+
+
+def _header(result: Result) -> tuple[str, ...]:
+    return (*HEADER, "false winners") if audited(result) else HEADER
 
 
 def _thousands(steps: float) -> str:
@@ -153,7 +175,7 @@ def lines(result: Result) -> list[str]:
     """Return the table of one task and space."""
     s = result["settings"]
     title = f"{TITLES[s['task']]}, {s['space']}: {s['target']:g}, budget {s['lives'] * s['life']:,} steps"
-    return [f"{title}; {share_that_solves(result)}", "", *table(HEADER, rows(result))]
+    return [f"{title}; {share_that_solves(result)}", "", *table(_header(result), rows(result))]
 
 
 ABOUT = """Our strategies, and tuners that train *our* learner trial by trial: the same engine, target, life of a trial,
@@ -168,7 +190,11 @@ fewer steps, and the p of a log-rank test, not corrected for the number of tests
 - Ours: {ours}. `prior` is random search with `search.proposer: prior`.
 - Tuners: random search; Optuna's TPE with its median pruner, both by default; ASHA as published (η 4, trials wait and
   go on), and Optuna's pruner of that name over random search (factor 3, what is pruned is lost); SMAC 2.4's
-  multi-fidelity facade; DEHB 0.1.2. Trials that SMAC, DEHB and ASHA take up again go on where they were."""
+  multi-fidelity facade; DEHB 0.1.2. Trials that SMAC, DEHB and ASHA take up again go on where they were.
+
+Where the confirmation is sequential it is so for everybody: it ends when the 100 episodes are clear
+([decision 0045](decisions/0045-sequential-confirmation.md)). Winners are then audited, at nobody's cost: *false
+winners* are those whose mean over all 100 episodes is below the target, and those whose mean over 100 others is."""
 
 
 def there(results: Mapping[str, Result]) -> dict[str, Result]:
@@ -193,8 +219,9 @@ def section(results: Mapping[str, Result]) -> list[str]:
     for name, result in here.items():
         s = result["settings"]
         title = f"{TITLES[s['task']]}, {s['space']} space"
+        title += ", sequential confirmation" if s.get("confirmation") == "sequential" else ""
         found += ["", f"### {title}", "", f"Target {s['target']:g}; {share_that_solves(result)}.", ""]
-        found += [*table(HEADER, rows(result)), *_made_by(result)]
+        found += [*table(_header(result), rows(result)), *_made_by(result)]
         found += [f"![{title}](images/{picture_of(name)})"]
     return found
 

@@ -6,7 +6,8 @@ The library's own names, which `dir(evopipe)` lists:
 - `Population(params)` trains generation by generation in this process, `Policy` is one trained member;
 - `Dataset` makes a dataset of arrays or of a data frame;
 - `Params`, `load_params`, `parse_params` describe a run; `evopipe.errors` has the errors;
-- `evopipe.parts` has the parts of the library's loops, `evopipe.agents` the parts of language agents.
+- `evopipe.parts` has the parts of the library's loops, `evopipe.agents` the parts of language agents, `evopipe.zoo` the
+  repository's trained rows.
 
 The other names of `__all__` are spellings of AgileRL's and rLLM's documents, for scripts that keep to those:
 `evopipe.compat.agilerl` and `evopipe.compat.rllm`. All are imported when first used, so that `import evopipe` costs
@@ -25,34 +26,61 @@ if TYPE_CHECKING:
     from evopipe.api import Result
     from evopipe.api import run as train
     from evopipe.compat.agilerl import (
+        CQN,
+        DDPG,
         DPO,
+        DQN,
         GRPO,
+        IPPO,
         LLMPPO,
         LLMREINFORCE,
+        MADDPG,
+        MATD3,
+        PPO,
+        TD3,
         Agent,
+        AgentWrapper,
+        AsyncPettingZooVecEnv,
+        BanditEnv,
+        BPTTSequenceType,
+        DummyEvolvable,
         Experiences,
         HyperparameterConfig,
         LanguageAgent,
         MultiAgentReplayBuffer,
+        MultiAgentTransition,
         MultiStepReplayBuffer,
         Mutations,
+        NeuralTS,
+        NeuralUCB,
         PreferenceGym,
         PrioritizedReplayBuffer,
+        RainbowDQN,
         ReasoningGym,
         ReplayBuffer,
         ReplayDataset,
         RLParameter,
         RolloutBuffer,
+        RSNorm,
         Sampler,
+        TensorDict,
         TournamentSelection,
+        Transition,
         collect_rollouts,
         collect_rollouts_recurrent,
         create_population,
         default_progress_bar,
         finetune_llm_preference,
         finetune_llm_reasoning,
+        make_multi_agent_vect_envs,
         make_vect_envs,
         observation_space_channels_to_first,
+        plot_population_score,
+        print_hyperparams,
+        save_population_checkpoint,
+        tournament_selection_and_mutation,
+        train_bandits,
+        train_from_config,
         train_multi_agent_off_policy,
         train_multi_agent_on_policy,
         train_off_policy,
@@ -74,13 +102,17 @@ __all__ = [  # noqa: RUF022 (in the order in which one meets them)
     "train", "load", "evaluate", "Population", "Policy", "Result", "Dataset", "Params", "load_params", "parse_params",
     "EvopipeError", "__version__",
     # rLLM's and AgileRL's
-    "AgentTrainer", "Agent", "DPO", "Experiences", "GRPO", "HyperparameterConfig", "LLMPPO", "LLMREINFORCE",
-    "LanguageAgent", "MultiAgentReplayBuffer", "MultiStepReplayBuffer", "Mutations", "PreferenceGym",
-    "PrioritizedReplayBuffer", "RLParameter", "ReasoningGym", "ReplayBuffer", "ReplayDataset", "RolloutBuffer",
-    "Sampler", "TournamentSelection", "collect_rollouts", "collect_rollouts_recurrent", "create_population",
-    "default_progress_bar", "finetune_llm_preference", "finetune_llm_reasoning", "initialPopulation", "makeVectEnvs",
-    "make_vect_envs", "observation_space_channels_to_first", "train_multi_agent_off_policy",
-    "train_multi_agent_on_policy", "train_off_policy", "train_offline", "train_on_policy",
+    "AgentTrainer", "CQN", "DDPG", "DPO", "DQN", "GRPO", "IPPO", "LLMPPO", "LLMREINFORCE", "MADDPG", "MATD3", "PPO",
+    "TD3", "Agent", "AgentWrapper", "AsyncPettingZooVecEnv", "BPTTSequenceType", "BanditEnv", "DummyEvolvable",
+    "Experiences", "HyperparameterConfig", "LanguageAgent", "MultiAgentReplayBuffer", "MultiAgentTransition",
+    "MultiStepReplayBuffer", "Mutations", "NeuralTS", "NeuralUCB", "PreferenceGym", "PrioritizedReplayBuffer",
+    "RLParameter", "RSNorm", "RainbowDQN", "ReasoningGym", "ReplayBuffer", "ReplayDataset", "RolloutBuffer",
+    "Sampler", "TensorDict", "TournamentSelection", "Transition", "collect_rollouts", "collect_rollouts_recurrent",
+    "create_population", "default_progress_bar", "finetune_llm_preference", "finetune_llm_reasoning",
+    "make_multi_agent_vect_envs", "make_vect_envs", "observation_space_channels_to_first", "plot_population_score",
+    "print_hyperparams", "save_population_checkpoint", "tournament_selection_and_mutation", "train_bandits",
+    "train_from_config", "train_multi_agent_off_policy", "train_multi_agent_on_policy", "train_off_policy",
+    "train_offline", "train_on_policy", "initialPopulation", "makeVectEnvs",
 ]  # fmt: skip
 
 ARCHITECTURES |= {
@@ -102,7 +134,7 @@ _OWN = {
     "parse_params": ("evopipe.params.load", "parse_params"),
     "EvopipeError": ("evopipe.errors", "EvopipeError"),
 }
-_ROOMS = ("agents", "errors", "parts")
+_ROOMS = ("agents", "errors", "parts", "zoo")
 _OTHERS = {
     "AgentTrainer": ("evopipe.compat.rllm", "AgentTrainer"),
     "initialPopulation": ("evopipe.compat.agilerl.older", "initialPopulation"),

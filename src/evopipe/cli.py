@@ -23,6 +23,7 @@ import typer
 
 from evopipe import layout
 from evopipe.cli_agent import agent
+from evopipe.cli_zoo import pull, push, zoo
 from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, UsageError, suggestion
 from evopipe.version import __version__
 
@@ -51,6 +52,9 @@ _params = _group("params", "Check and show params.yaml.")
 _track = _group("track", "See and compare runs in MLflow, Weights & Biases, TensorBoard.")
 _env = _group("env", "Try environments.")
 app.add_typer(agent, name="agent")
+app.add_typer(zoo, name="zoo")
+app.command("push")(push)
+app.command("pull")(pull)
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,10 @@ class TrackerError(EvopipeError, exit_code=75):
     """The error raised when a tracker (MLflow, Weights & Biases, TensorBoard) does not accept what is sent to it."""
 
 
+class HubError(EvopipeError, exit_code=75):
+    """A hub could not be reached, or did not take what it was given."""
+
+
 class Interrupted(SystemExit):
     """The exit of a run that a signal stopped. The run saves its state first.
 

@@ -20,7 +20,11 @@ Tensor: TypeAlias = "torch.Tensor"  # for annotations in algorithm files, of whi
 class Image(NamedTuple):
     """The place of an image inside a flat observation vector.
 
-    The image `[channels, height, width]` occupies `channels · height · width` columns from the column `start` on.
+    The image `[channels, height, width]` is stored as the `channels · height · width` columns that begin at `start`.
+
+    Attributes:
+        start: the index of the image's first column.
+        channels, height, width: the shape of the image.
     """
 
     start: int
@@ -36,20 +40,24 @@ class Image(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """A team of `K` agents that act at once in one environment: their names and each agent's observation and action
-    sizes.
+    """A team of `K` agents that act at once in one environment.
 
     The sizes in `Spaces` are those of the widest agent. A narrower agent's observation is padded with zeros, and its
     surplus actions are illegal or without effect.
+
+    Attributes:
+        agents: the agents' names, in a fixed order.
+        observations: the number of values in each agent's own observation.
+        actions: the number of each agent's own discrete actions, or of the values in its own continuous action.
     """
 
-    agents: tuple[str, ...]  # their names, in a fixed order
-    observations: tuple[int, ...]  # each agent's own O; the rest of its row is 0
-    actions: tuple[int, ...]  # each agent's own A; the rest is illegal, or without effect where actions are vectors
+    agents: tuple[str, ...]
+    observations: tuple[int, ...]
+    actions: tuple[int, ...]
 
     @property
     def unlike(self) -> bool:
-        """Whether some agents have more actions than others."""
+        """Whether the agents differ in their numbers of actions."""
         return len(set(self.actions)) > 1
 
     def groups(self, named: Mapping[str, Sequence[str]]) -> dict[str, tuple[int, ...]]:
@@ -85,23 +93,34 @@ class Team:
 class Spaces:
     """A description of an environment's observation and action spaces, as far as an algorithm needs them.
 
-    An action is one of four kinds: `discrete`, an index below A; `multidiscrete`, D indices, each below a number of
-    choices of its own; `multibinary`, D bits; `continuous`, a vector in [-1, 1]^A. For a team, sizes are those of the
-    widest agent.
+    For a team, sizes are those of the widest agent.
+
+    Attributes:
+        observations: O, the number of values in an observation.
+        actions: A, the width of a mask of legal actions and of a policy's outputs: the number of all choices together,
+            of bits, or of the values in a continuous action.
+        continuous: whether an action is a vector in [-1, 1]^A.
+        images: the columns of an observation that are images.
+        kind: the kind of an action. `discrete` is an index below A; `multidiscrete` is D indices, each below a number
+            of its own; `multibinary` is D bits; `continuous` is a vector. If it is empty, it becomes `continuous` or
+            `discrete`.
+        choices: the number of choices of each index of an action; it must be given for `multidiscrete`.
+        one_hot: pairs (first, end) of columns of an observation that hold a one-hot code.
+        team: the team; None for a single agent.
     """
 
-    observations: int  # O, length of an observation
-    actions: int  # A, width of a mask and of a policy's logits: all choices together, bits, or dimensions
+    observations: int
+    actions: int
     continuous: bool = False
-    images: tuple[Image, ...] = ()  # which columns of an observation are images; what lies in none is a vector
-    kind: str = ""  # of an action; by default as `continuous` says, else `discrete`
-    choices: tuple[int, ...] = ()  # of each index of an action; they must be given where multidiscrete
-    one_hot: tuple[tuple[int, int], ...] = ()  # stretches (first, end) of columns that are one-hot
-    team: Team | None = None  # who acts, where several do; the rest is then what one of them sees and does
+    images: tuple[Image, ...] = ()
+    kind: str = ""
+    choices: tuple[int, ...] = ()
+    one_hot: tuple[tuple[int, int], ...] = ()
+    team: Team | None = None
 
     @property
     def agents(self) -> int:
-        """`K`, the number of agents in one environment; 1 without a team."""
+        """`K`, the number of agents in one environment; 1 for a single agent."""
         return len(self.team.agents) if self.team else 1
 
     @property
@@ -152,68 +171,104 @@ were truncated with it; all others are zeros."""
 class Batch:
     """A minibatch of B transitions for each of P members, each transition over one environment step or over n steps.
 
-    For a team, everything except the weight has an axis `K` (agents) after `B`. Each agent's reward and discount count
-    the agent's own steps, until the agent terminates or is truncated.
+    For a team of K agents, every tensor except `weight` has an axis `K` after `B`. Each agent's reward and discount
+    count the agent's own steps, until the agent terminates or is truncated.
+
+    Attributes:
+        obs: `[P, B, O]` float32, the observations before the first step.
+        action: `[P, B]` int64, or `[P, B, A]` float32 in [-1, 1] for continuous actions.
+        reward: `[P, B]` float32, the sum Σ γᵏ r of the rewards over the steps; γ is the member's own.
+        discount: `[P, B]` float32, the factor γⁿ of the value of `next_obs`; 0 if the episode terminated in these
+            steps.
+        next_obs: `[P, B, O]` float32, the true observations after the last step.
+        next_legal: `[P, B, A]` bool, the legal actions in `next_obs`; None if all are always legal.
+        weight: `[P, B]` float32, the weight of each transition in the loss. With uniform sampling, the b transitions of
+            a member with batch size b ≤ B have weight 1 / b, the others 0.
+        legal: `[P, B, A]` bool, the legal actions in `obs`; None if all are always legal, or if the loss does not read
+            it.
+        alive: for a team, `[P, B, K]` float32, 1 if the agent acted in `obs`, 0 if it was absent.
+        learns: for a team, `[P, B, K]` float32, 1 if the agent learns from this transition, 0 if only other agents do.
+        next_alive: for a team, `[P, B, K]` float32, each agent's status after the step: `GONE`, `ACTS` or `CUT`.
     """
 
-    obs: Tensor  # [P, B, O] float32
-    action: Tensor  # [P, B] int64, or [P, B, A] float32 in [-1, 1] where the space is continuous
-    reward: Tensor  # [P, B] float32, Σ γᵏ r over the steps, γ the member's own
-    discount: Tensor  # [P, B] float32, what `next_obs` counts: γⁿ, 0 where the episode terminated on the way
-    next_obs: Tensor  # [P, B, O] float32, the true observation after the last step
-    next_legal: Tensor | None  # [P, B, A] bool, legal actions there; None where all always are
-    weight: Tensor  # [P, B] float32, how much a transition counts; sampled uniformly (j < b_p) / b_p, which sums to 1
-    legal: Tensor | None = None  # [P, B, A] bool, legal actions in `obs`; None also where no loss reads it
-    # Of a team, [P, B, K] float32 each:
-    alive: Tensor | None = None  # 1 where an agent acted in `obs`, 0 where it was gone
-    learns: Tensor | None = None  # 1 where the transition is one of the agent's own, 0 where others' alone
-    next_alive: Tensor | None = None  # GONE, ACTS or CUT in `next_obs`
+    obs: Tensor
+    action: Tensor
+    reward: Tensor
+    discount: Tensor
+    next_obs: Tensor
+    next_legal: Tensor | None
+    weight: Tensor
+    legal: Tensor | None = None
+    alive: Tensor | None = None
+    learns: Tensor | None = None
+    next_alive: Tensor | None = None
 
 
 class Chosen(NamedTuple):
-    """The result of an on-policy algorithm's `step`: actions, their log-probabilities, values, and recurrent memory.
+    """The result of an on-policy algorithm's `step` for P members with E environments each.
 
-    Every tensor begins with the axes `[P, E]`: P members, E environments of each.
+    Attributes:
+        action: `[P, E, …]`, the actions, as in `Batch`.
+        log_prob: `[P, E]`, the log-probabilities of the actions.
+        value: `[P, E]`, the state values of the observations.
+        memory: `[P, E, M]`, the recurrent state after the step; M is 0 without a recurrent network.
     """
 
-    action: Tensor  # [P, E, …], as in `Batch`
-    log_prob: Tensor  # [P, E], of the action
-    value: Tensor  # [P, E], of the observation
-    memory: Tensor  # [P, E, M], what recurrent networks carry to the next step
+    action: Tensor
+    log_prob: Tensor
+    value: Tensor
+    memory: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
     """A minibatch of B sequences of L consecutive steps for each of P members; without a recurrent network L is 1.
 
-    The agents of a team are adjacent in the axis B, at the same ticks of the same environment.
+    The agents of a team are adjacent in the axis B, at the same ticks (steps) of the same environment.
+
+    Attributes:
+        obs: `[P, B, L, O]` float32, the observations.
+        action: `[P, B, L]` int64 for discrete actions; otherwise `[P, B, L, D]`, int64 or float32.
+        legal: `[P, B, L, A]` bool, the legal actions; None if all are always legal.
+        log_prob: `[P, B, L]`, the log-probabilities of the actions when they were taken.
+        value: `[P, B, L]`, the state values of the observations when the actions were taken.
+        advantage: `[P, B, L]`, the advantages of the actions.
+        target: `[P, B, L]`, the targets of the state values.
+        begins: `[P, B, L]` bool, True at the first step of an episode.
+        memory: `[P, B, M]`, the recurrent state before the first step of each sequence.
+        weight: `[P, B, L]`, the weight of each step in the loss. A member's weights sum to 1; pads, and all steps of a
+            member that has no minibatch, have weight 0.
     """
 
-    obs: Tensor  # [P, B, L, O] float32
-    action: Tensor  # [P, B, L] int64; [P, B, L, D] int64 or float32 of other spaces
-    legal: Tensor | None  # [P, B, L, A] bool, None where all actions always are
-    log_prob: Tensor  # [P, B, L], of the action when it was taken
-    value: Tensor  # [P, B, L], of the observation then
-    advantage: Tensor  # [P, B, L]
-    target: Tensor  # [P, B, L], what the value should have been
-    begins: Tensor  # [P, B, L] bool, an episode begins here
-    memory: Tensor  # [P, B, M], before the first step
-    weight: Tensor  # [P, B, L], how much a step counts: they sum to 1; pads and members without a minibatch count 0
+    obs: Tensor
+    action: Tensor
+    legal: Tensor | None
+    log_prob: Tensor
+    value: Tensor
+    advantage: Tensor
+    target: Tensor
+    begins: Tensor
+    memory: Tensor
+    weight: Tensor
 
 
 Hyper: TypeAlias = "Mapping[str, torch.Tensor]"  # a cohort's hyper-parameters by name, [P] each
 
 
 class Learned(NamedTuple):
-    """The result of an algorithm's `update`: losses `[P]`, whether each member is healthy `[P]`, and TD errors `[P, B]`
-    or None.
+    """The result of an algorithm's `update` for P members.
 
     The new weights are not in the result, because `update` writes them into the state's tensors.
+
+    Attributes:
+        losses: `[P]`, the members' losses.
+        healthy: `[P]` bool, False for members whose loss, gradients or weights are not finite.
+        errors: `[P, B]`, the TD error of each transition, for prioritised sampling; None if there are no such errors.
     """
 
-    losses: Tensor  # [P]
-    healthy: Tensor  # [P] bool
-    errors: Tensor | None = None  # [P, B], temporal-difference errors for prioritised sampling
+    losses: Tensor
+    healthy: Tensor
+    errors: Tensor | None = None
 
 
 # --- text -------------------------------------------------------------------------------------------------------------
@@ -221,8 +276,12 @@ class Learned(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """The sizes of a base language model that a language algorithm needs: of its vocabulary and of its hidden
-    states."""
+    """The sizes of a base language model that a language algorithm needs.
+
+    Attributes:
+        vocabulary: the number of tokens in the vocabulary.
+        hidden: the width of the hidden states.
+    """
 
     vocabulary: int
     hidden: int
@@ -230,47 +289,73 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A minibatch of B rows of text for each of P members, `L` columns long: a prompt and the completion after it.
+    """A minibatch of B rows of text for each of P members: a prompt and the completion after it.
 
-    Prompts are padded on the left, completions on the right. `ids` and `real` have all `L` columns; tensors with an
-    axis `T` have the last `T` columns.
+    A row has L columns. Prompts are padded on the left, completions on the right. Tensors `[P, B, T]` describe the last
+    T columns only, in which the completions are.
+
+    Attributes:
+        ids: `[P, B, L]` int64, the tokens.
+        real: `[P, B, L]` bool, False in pads.
+        mask: `[P, B, T]` bool, the tokens to learn from: those that the member wrote, or those of the dataset's
+            completion.
+        turn: `[P, B, T]` int64, the number of the turn that each token belongs to.
+        log_prob: `[P, B, T]`, the log-probability of each token when it was generated, at temperature 1.
+        reference: `[P, B, T]`, the log-probability of each token under the base model.
+        value: `[P, B, T]`, the state value before each token when it was generated.
+        reward: `[P, B]`, the reward of each row.
+        advantage: `[P, B, T]`, the advantage of each token.
+        target: `[P, B, T]`, the target of each value.
+        keep: `[P, B]` bool, the rows to learn from; None for all.
     """
 
-    ids: Tensor  # [P, B, L] int64
-    real: Tensor  # [P, B, L] bool, false in pads
-    mask: Tensor  # [P, B, T] bool, tokens that count: written by the member, or to be learned
-    turn: Tensor  # [P, B, T] int64, which turn a token belongs to
-    log_prob: Tensor | None = None  # [P, B, T] of the token when it was written, by the untempered model
-    reference: Tensor | None = None  # [P, B, T] of the token by the base
-    value: Tensor | None = None  # [P, B, T] before the token, as it was then
-    reward: Tensor | None = None  # [P, B] of the whole row
-    advantage: Tensor | None = None  # [P, B, T]
-    target: Tensor | None = None  # [P, B, T], what the value should have been
-    keep: Tensor | None = None  # [P, B] bool, rows that count; None where all do
+    ids: Tensor
+    real: Tensor
+    mask: Tensor
+    turn: Tensor
+    log_prob: Tensor | None = None
+    reference: Tensor | None = None
+    value: Tensor | None = None
+    reward: Tensor | None = None
+    advantage: Tensor | None = None
+    target: Tensor | None = None
+    keep: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Games:
     """A minibatch of B games for each of P members, each game a sequence of `L` tokens.
 
-    A value at a token belongs to the state after that token, in which the next token is the action. All tensors except
-    `ids` have `L - 1` columns, without the last token. See `ops.language.games`.
+    Entry j of a tensor with `L - 1` columns belongs to the state after token j, in which token j + 1 is the action. See
+    `ops.language.games`.
+
+    Attributes:
+        ids: `[P, B, L]` int64, the tokens.
+        acts: `[P, B, L - 1]` bool, True if the player writes the next token.
+        reward: `[P, B, L - 1]` float32, the reward from this state until the player writes again.
+        after: `[P, B, L - 1]` int64, the column of the state in which the player writes again; that of the last token
+            if the player never does.
+        over: `[P, B, L - 1]` bool, True if the game is over by then.
     """
 
-    ids: Tensor  # [P, B, L] int64
-    acts: Tensor  # [P, B, L - 1] bool, the player writes the next token
-    reward: Tensor  # [P, B, L - 1] float32, received from then on until the player writes again
-    after: Tensor  # [P, B, L - 1] int64, the column of the state in which it does, or of the last token
-    over: Tensor  # [P, B, L - 1] bool, the game is over by then
+    ids: Tensor
+    acts: Tensor
+    reward: Tensor
+    after: Tensor
+    over: Tensor
 
 
 class TokenScores(NamedTuple):
-    """The outputs of a network for a `Text`: log-probability, entropy and value of every token `[P, B, T]`.
+    """The outputs of a network for the tokens of a `Text`: B rows of T tokens for each of P members.
 
-    Entries of tokens that `Text.mask` excludes are arbitrary finite numbers. The value is None for a network without a
-    value head.
+    Entries of tokens that `Text.mask` excludes are arbitrary finite numbers.
+
+    Attributes:
+        log_prob: `[P, B, T]`, the log-probability of each token, given all tokens before it.
+        entropy: `[P, B, T]`, the entropy of the distribution of each token; 0 if it was not asked for.
+        value: `[P, B, T]`, the state value before each token; None for a network without a value head.
     """
 
-    log_prob: Tensor  # [P, B, T] of the token, given all before it
-    entropy: Tensor  # [P, B, T] of the distribution that it was one of; 0 where nobody asked
-    value: Tensor | None  # [P, B, T] before the token
+    log_prob: Tensor
+    entropy: Tensor
+    value: Tensor | None

@@ -83,7 +83,7 @@ def test_frozen_and_diverged_members_act_legally(algo: str, run: Callable[..., A
 
 
 def test_a_frozen_member_explores_at_random(algo: str, run: Callable[..., Any]) -> None:
-    quiet = {"noisy": False} if algo == "rainbow" else {}
+    quiet = {"rainbow": {"noisy": False}, "neural_ts": {"exploration": 0.0}}.get(algo, {})
     loop = run(populations.problem(algo=algo, train=LONG, config=quiet), 2)
     cohort, row = of_slot(loop.cohorts, 1)
     cohort.healthy[row] = False

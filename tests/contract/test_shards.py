@@ -953,3 +953,20 @@ def test_what_would_change_results_is_refused(tmp_path: Path, changes: dict[str,
 def test_a_population_that_cannot_be_divided_among_its_memories_is_refused() -> None:
     with pytest.raises(ParamsError, match=r"train\.replay\.sharing: 3 members .* among memories of 2 each"):
         parse_params(params({"population.size": 3, "train.replay.sharing": 2}))
+
+
+def test_a_sequential_confirmation_is_that_of_one_process() -> None:
+    """It ends where it does there, and what the bets did not ask for is not played."""
+    train = {
+        "confirmation": "sequential", "lowest_score": 1.0, "target": 9.0, "target_sigmas": 0.0, "confirm_episodes": 64,
+        "eval_steps": 60, "evo_steps": 8, "learning_delay": 10**6,
+    }  # fmt: skip
+    p = problem(train=train)
+    alone, apart = started(p, MEMBERS), sharded(p, 2)
+    for run in (alone, apart):
+        finish(run)
+    assert outcome(alone) == outcome(apart)
+    whole = started(replace(p, train=p.train.model_copy(update={"confirmation": "full"})), MEMBERS)
+    finish(whole)
+    assert alone.reason == apart.reason == "target"
+    assert alone.clock.eval_steps < whole.clock.eval_steps

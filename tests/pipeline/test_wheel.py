@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -17,7 +19,8 @@ from installed import Installed, build
 from tiny import ROOT, environment, write_params
 
 DOCUMENTS = {
-    "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "README.md", "SECURITY.md", "pyproject.toml",
+    "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "README.md", "SECURITY.md", "hatch_build.py",
+    "pyproject.toml",
 }  # fmt: skip
 """What of the root a source distribution has beside the package and what is made for it (`PKG-INFO`)."""
 TRAINS = """
@@ -27,6 +30,15 @@ assert build.load() is not None
 print(evopipe.train("params.yaml", folder=".").summary["generations"])
 policy = evopipe.load("models/elite")
 print(policy.act([0.0, 0.1, 0.0, -0.1]) in (0, 1), evopipe.__file__)
+"""
+KERNELS = """
+from evopipe.native import build
+try:
+    kernels = build.load()
+    build.use(kernels)
+    print(build.compiler())
+except build.NoKernels as error:
+    print("none:", error)
 """
 USES = """
 import evopipe
@@ -95,6 +107,62 @@ def test_the_wheel_at_work(package: Installed, tmp_path: Path) -> None:
     assert made.code == 0, made
     assert (tmp_path / "mine/requirements.txt").read_text() == f"evopipe[pipeline,mlflow]=={evopipe.__version__}\n"
     assert package.run(tmp_path / "mine", "evopipe", "env", "check", "my_env:Catch-v0").out == "my_env:Catch-v0: ok\n"
+
+
+@pytest.fixture(scope="module")
+def with_kernels(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """The wheel of a platform, as `[tool.cibuildwheel]` has it built."""
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler")
+    return Installed(tmp_path_factory.mktemp("platform"), EVOPIPE_PREBUILT="1")
+
+
+@pytest.mark.thorough
+def test_a_platforms_wheel_brings_kernels_that_need_no_compiler(with_kernels: Installed, tmp_path: Path) -> None:
+    """They train, and to the bits of those that are compiled here; where a compiler is, it is used."""
+    (wheel,) = (with_kernels.home / "wheel").glob("*.whl")
+    assert re.fullmatch(r"evopipe-[\d.]+-py3-none-linux_\w+\.whl", wheel.name)
+    write_params(tmp_path, {"train.max_steps": 400, "train.evo_steps": 200})
+    (tmp_path / "train.py").write_text(TRAINS)
+    models = []
+    for name, path in (("brought", str(with_kernels.python.parent)), ("compiled", os.environ["PATH"])):
+        folder = tmp_path / name
+        folder.mkdir()
+        shutil.copy(tmp_path / "params.yaml", folder)
+        (folder / "train.py").write_text(TRAINS)
+        cache = folder / "cache"
+        done = with_kernels.run(folder, "python", "train.py", XDG_CACHE_HOME=str(cache), PATH=path, CC="")
+        assert done.code == 0, done
+        (library,) = (cache / "evopipe").glob("*.so")
+        assert library.name.startswith("wheel-") == (name == "brought")
+        models.append((folder / "models/trained/members.safetensors").read_bytes())
+    assert models[0] == models[1]
+
+
+@pytest.mark.thorough
+def test_kernels_that_a_wheel_brought_are_used_only_if_they_are_whole(with_kernels: Installed, tmp_path: Path) -> None:
+    (library,) = (with_kernels.site / "evopipe/native/prebuilt").glob("*.so")
+    (tmp_path / "kernels.py").write_text(KERNELS)
+    alone = {"PATH": str(with_kernels.python.parent), "CC": "", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    whole = library.read_bytes()
+    assert with_kernels.run(tmp_path, "python", "kernels.py", **alone).out.startswith(("GCC", "clang", "Clang"))
+    (kept,) = (tmp_path / "cache/evopipe").glob("*.so")
+    try:
+        kept.write_bytes(whole[:-1])  # what was kept is damaged: it is made anew of what the wheel brought
+        assert not with_kernels.run(tmp_path, "python", "kernels.py", **alone).out.startswith("none")
+        assert kept.read_bytes() == whole
+        for damaged in (whole[: len(whole) // 2], whole[:-100] + bytes([whole[-100] ^ 1]) + whole[-99:]):
+            library.write_bytes(damaged)
+            told = with_kernels.run(tmp_path, "python", "kernels.py", **alone).out
+            assert told.startswith("none: no C compiler was found")
+        library.write_bytes(whole)
+        source = with_kernels.site / "evopipe/native/value.c"
+        text = source.read_bytes()
+        source.write_bytes(text + b"\n")  # other sources than those that they were made of
+        assert with_kernels.run(tmp_path, "python", "kernels.py", **alone).out.startswith("none: no C compiler")
+        source.write_bytes(text)
+    finally:
+        library.write_bytes(whole)
 
 
 @pytest.mark.thorough

@@ -19,8 +19,8 @@ class BaseAgent(ABC):
     def chat_completions(self) -> list[Message]:
         """The messages of the chat that the model continues next.
 
-        If they begin with the previous chat and its completion, both unchanged, training uses both calls of the model
-        as one sequence of tokens; otherwise the call begins a new sequence.
+        If the chat begins with the previous chat and its completion, both unchanged, training uses both calls of the
+        model as one sequence of tokens; if not, the call begins a new sequence.
         """
 
     @property
@@ -47,8 +47,8 @@ class BaseAgent(ABC):
 
     @property
     def offered(self) -> list[dict[str, Any]]:
-        """The schemas of the tools that the model may call, in the form of OpenAI's API; the chat template shows them
-        to the model. Empty by default."""
+        """The schemas of the tools that the model may call, in the form of OpenAI's API; the chat template shows the
+        schemas to the model. Empty by default."""
         return []
 
     def get_current_state(self) -> Step | None:
@@ -58,7 +58,12 @@ class BaseAgent(ABC):
 
 
 class ChatAgent(BaseAgent):
-    """An agent whose actions are the model's completions, unchanged. Each observation becomes a message of the user."""
+    """An agent whose actions are the model's completions, unchanged. Each observation becomes a message of the user.
+
+    Args:
+        system_prompt: the text of the system message at the start of a chat; None for no such message.
+        name: the name of the agent's trajectories.
+    """
 
     def __init__(self, system_prompt: str | None = None, name: str = "agent") -> None:
         self.system_prompt, self.name = system_prompt, name
@@ -106,7 +111,8 @@ class ChatAgent(BaseAgent):
         return Action(action)
 
     def act(self, response: str) -> Any:
-        """Return the action that a completion expresses: here the completion itself."""
+        """Return the action that a completion expresses. For this agent it is the completion itself; subclasses may
+        return another action."""
         return response
 
 

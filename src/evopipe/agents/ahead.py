@@ -39,11 +39,12 @@ class _Round:
 
 class Ahead:
     """The rounds of episodes that threads play while members still learn from earlier rounds, keyed by tick. A tick is
-    the number of a round.
+    the number of a round; in a round every member plays its episodes once.
 
     Args:
         play: a function that plays a round and returns its episodes. It runs in a thread of its own.
-        network: the name of the network whose weights choose the completions, an attribute of a cohort's state.
+        network: the name of the network whose weights choose the completions. It is an attribute of the state of a
+            cohort, a group of members that train as one batch of tensors.
     """
 
     def __init__(self, play: Play, network: str) -> None:
@@ -53,8 +54,13 @@ class Ahead:
     def ensure(self, ticks: range, cohorts: Sequence[Cohort], now: int) -> None:
         """Start the rounds of these ticks that have not started yet.
 
-        A new round is played with a copy of the weights that members have now, at the tick `now`. A round that
-        `restore` prepared is played with the restored weights.
+        A new round is played with a copy of the members' present weights. A round that `restore` prepared is played
+        with the restored weights.
+
+        Args:
+            ticks: the ticks of the rounds.
+            cohorts: all members.
+            now: the present tick.
         """
         missing = [tick for tick in ticks if tick not in self._rounds]
         if missing:
@@ -66,10 +72,11 @@ class Ahead:
                 self._begin(tick)
 
     def take(self, tick: int, stopped: Callable[[], bool]) -> tuple[list[Done], bool]:
-        """Wait for the round of a tick; return its episodes, and whether weights of an earlier tick played it.
+        """Wait for the round of a tick; return its episodes, and whether they were played with weights of an earlier
+        tick.
 
         Raises:
-            Stopped: `stopped` returned True. Threads of all rounds are told to stop; `ensure` starts these rounds
+            Stopped: `stopped` returned True. The threads of all rounds are asked to stop; `ensure` starts these rounds
                 again.
         """
         this = self._rounds[tick]
@@ -97,8 +104,9 @@ class Ahead:
     def state(self, now: int) -> dict[str, Tensor]:
         """Return the weights of the rounds that members have not learned from yet, to be saved in a checkpoint.
 
-        The keys are `ahead.<tick>.<slot>`, the values flat rows of weights. Rounds with the weights that members have
-        at the tick `now` are left out, because the checkpoint has these weights already.
+        A key is `ahead.<tick>.<slot>`, with the member's index in the population as slot; the value is a vector of all
+        its weights. Rounds with the weights that members have at the tick `now` are left out, because the checkpoint
+        has these weights already.
         """
         found: dict[str, Tensor] = {}
         for tick, each in self._rounds.items():
@@ -111,7 +119,12 @@ class Ahead:
         return found
 
     def restore(self, tensors: Mapping[str, Tensor], cohorts: Sequence[Cohort]) -> None:
-        """Prepare the rounds whose weights `state` returned; `ensure` starts them again with these weights."""
+        """Prepare rounds whose weights a checkpoint has; `ensure` starts these rounds with the weights.
+
+        Args:
+            tensors: the tensors that `state` returned.
+            cohorts: all members.
+        """
         self.drop()
         names = [name.split(".") for name in tensors if name.startswith(f"{_PREFIX}.")]
         for tick in sorted({int(tick) for _, tick, _ in names}):

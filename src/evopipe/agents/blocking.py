@@ -39,7 +39,10 @@ class Process:
         self.begun = False
 
     def begin(self, data: bytes) -> None:
-        """Wait until the process has started and has imported the modules that the call `data` needs.
+        """Wait until the process has started and has imported the modules that a call needs.
+
+        Args:
+            data: the call, as `packed` returned it.
 
         Raises:
             RuntimeError: the process died before it was ready.
@@ -112,8 +115,14 @@ def packed(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
 
 
 def step_apart(env: Any, method: str, args: tuple[Any, ...]) -> tuple[Any, dict[str, Any]]:
-    """Call a method of an environment, in a child process; return the method's result, and the environment's attributes
-    after the call, so that the caller can copy them to its own instance."""
+    """Call a method of an environment in a child process. Return the method's result, and the environment's attributes
+    after the call, so that the caller can copy the attributes to its own instance.
+
+    Args:
+        env: the environment, which must be picklable.
+        method: the method's name.
+        args: the method's arguments.
+    """
     return getattr(env, method)(*args), vars(env)
 
 

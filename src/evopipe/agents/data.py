@@ -22,8 +22,8 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}")
 
 
 class Tasks:
-    """A dataset for agents: a list of tasks, each a mapping. `name` and `split` say under which names the registry has
-    the dataset; they may be None."""
+    """A dataset for agents: a list of tasks, each a mapping. `name` and `split` are the dataset's names in the
+    registry; None for a dataset that is not registered."""
 
     def __init__(self, data: Sequence[Mapping[str, Any]], name: str | None = None, split: str | None = None) -> None:
         self.data = [dict(row) if isinstance(row, Mapping) else row for row in data]

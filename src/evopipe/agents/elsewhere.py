@@ -90,8 +90,8 @@ def on_ray(env_class: type[BaseEnv], processes: int | None = None, **ray_init: A
     Args:
         env_class: the environment's class; its observations and actions must be picklable.
         processes: the number of processes; None for `num_cpus`, or without that one for each CPU of this machine.
-        **ray_init: arguments of `ray.init`. If this process is connected to a cluster already, they have no effect, and
-            a warning says so.
+        **ray_init: arguments of `ray.init`. The arguments have no effect if this process is connected to a cluster
+            already; a warning says so.
 
     Raises:
         MissingInputError: Ray is not installed.

@@ -51,8 +51,13 @@ class Connection:
 
 
 class Answer(NamedTuple):
-    """A completion in the form of an answer: the assistant's message, or for a text completion its text, with the
-    finish reason."""
+    """A completion in the form of an answer of OpenAI's API.
+
+    Attributes:
+        out: the completion of the model.
+        message: the assistant's message; for a text completion a mapping with its text.
+        finish: the API's `finish_reason`: `stop`, `length` or `tool_calls`.
+    """
 
     out: ModelOutput
     message: dict[str, Any]
@@ -150,12 +155,14 @@ class AgentSession:
 
 
 class Endpoint:
-    """An HTTP server with OpenAI's API on loopback, its access token, its open sessions, and counts of its answers by
-    status.
+    """An HTTP server with OpenAI's API on loopback.
+
+    It holds its access token, its open sessions, and counts of its answers by status. A client names its session by a
+    key in the address, `/s/<key>/v1`, or in the header `X-Session`.
 
     Args:
         served: the model's name, which every request must have.
-        find: a function that makes the session of an unknown session key; None refuses unknown keys.
+        find: a function that makes the session for a key that is not open yet; None refuses such keys.
         token: the API key that clients must send; None draws a new one.
     """
 
@@ -196,15 +203,17 @@ class Endpoint:
             await runner.cleanup()
 
     def begin(self) -> None:
-        """Begin a round of episodes: reset the count of attempts by episode name, because names repeat from round to
-        round."""
+        """Begin a round of episodes: set the count of attempts of each episode name to 0.
+
+        The count makes each attempt at an episode draw anew. Names repeat from round to round.
+        """
         self._attempts.clear()
 
     def connection(self, key: str | None = None) -> Connection:
-        """Return the connection of the session `key`.
+        """Return the address, API key and model name for the session `key`.
 
-        With None it is that of the endpoint itself, where each request is a session of its own unless the header
-        `X-Session` names one.
+        With None, return the address, key and name of the endpoint itself. Each request to that address is a session of
+        its own, unless its header `X-Session` names one.
         """
         path = "/v1" if key is None else f"/s/{key}/v1"
         return Connection(f"http://{HOST}:{self.port}{path}", self.token, self.served)
@@ -451,7 +460,10 @@ async def serve(
 
 class Waves:
     """A queue that batches the requests of independent clients. Requests that arrive within a few milliseconds are
-    decoded together, as one wave; later requests wait for the next wave."""
+    decoded together, as one wave; later requests wait for the next wave.
+
+    `decode` is a function that completes a list of requests, and returns the replies in the same order.
+    """
 
     def __init__(self, decode: Callable[[Sequence[Request]], Sequence[Reply]]) -> None:
         self._decode, self._asked = decode, asyncio.Event()

@@ -47,10 +47,14 @@ class Cancelled(Exception):
 
 @dataclass(frozen=True)
 class EpisodeJob:
-    """An episode to run: one rollout of a task by the member with the index `slot` in the population.
+    """An episode to run: one rollout of a task by one member.
 
-    `place` is the episode's number among those of its member in the round, and fixes the random draws. `uid` names the
-    episode, and `how` says how its completions are sampled.
+    Attributes:
+        slot: the member's index in the population.
+        place: the number of the episode among the member's episodes of the round; it fixes the random draws.
+        uid: the episode's name.
+        task: the task.
+        how: the settings by which completions are sampled.
     """
 
     slot: int
@@ -62,8 +66,14 @@ class EpisodeJob:
 
 @dataclass
 class Done:
-    """A finished job: the episode, the number of attempts, and the entropies of the tokens of each completion, keyed by
-    `id()` of the `ModelOutput`."""
+    """A finished job.
+
+    Attributes:
+        job: the job.
+        episode: the episode, which may have failed.
+        attempts: the number of attempts.
+        entropies: the entropies of each completion's tokens, keyed by `id()` of its `ModelOutput`.
+    """
 
     job: EpisodeJob
     episode: Episode
@@ -115,12 +125,16 @@ class _Turns:
 class Outside(Protocol):
     """The interface of a server for agents that run outside the engine's own coroutines and call the model over HTTP.
 
-    Their requests arrive one after another. The engine therefore decodes a batch of requests only after `settle`
-    seconds without a new request.
+    The requests of such agents arrive one after another. The engine therefore waits for a pause before it decodes a
+    batch of requests.
+
+    Attributes:
+        settle: the length of the pause, seconds without a new request.
+        loop: the event loop in which the engine runs.
     """
 
     settle: float
-    loop: asyncio.AbstractEventLoop  # in which all rounds run
+    loop: asyncio.AbstractEventLoop
 
     def serving(self) -> AbstractAsyncContextManager[Any]:
         """Return a context manager that the engine enters, in its event loop, while it runs episodes."""

@@ -20,7 +20,12 @@ def _arguments(cls: type[Any]) -> frozenset[str]:
 class BaseEnv(ABC):
     """The base class of environments. An instance runs one episode of one task.
 
-    Methods may be coroutines. `blocking` says whether plain methods run in threads, in processes, or at once.
+    Methods may be coroutines.
+
+    Attributes:
+        blocking: where plain methods run: True for threads, `"process"` for processes, False for at once.
+        idx: the episode's name, which the workflow sets.
+        scores_cut: whether an episode that ends early, by a limit on tokens, still gets a final reward.
     """
 
     blocking: ClassVar[Blocking] = True
@@ -40,7 +45,7 @@ class BaseEnv(ABC):
         """Return the next observation, the action's reward, whether the episode is over, and an info mapping."""
 
     def close(self) -> None:  # noqa: B027 most have nothing to let go
-        """Release all resources. This is called once, even if `reset` failed or while a `step` still hangs."""
+        """Release all resources. This method is called once, even if `reset` failed or while a `step` still hangs."""
 
     @classmethod
     def from_dict(cls, info: Mapping[str, Any]) -> Self:

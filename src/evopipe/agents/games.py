@@ -161,6 +161,11 @@ class WordGame(MultiTurnEnvironment):
 
     A task is `{"seed": 7}`, which draws the secret word (see `evopipe.language.tasks.words`). Each wrong guess has the
     reward −1, the right guess 0. A guess that is not in the vocabulary gets no colours, but counts as a turn.
+
+    Args:
+        task: a mapping with the `seed`.
+        words: the vocabulary: `tiny`, `five`, a file or a list, as `evopipe.language.tasks.words.read_words` takes it.
+        max_turns: the number of guesses after which the episode ends.
     """
 
     blocking: ClassVar[bool] = False
@@ -207,6 +212,12 @@ class TwentyQuestions(MultiTurnEnvironment):
 
     A text with a question mark is a question: the answer says whether the first known property in it is true of the
     secret. Any other text is a guess; the right guess has the reward 1 and ends the episode.
+
+    Args:
+        task: the secret, one of `things`.
+        max_turns: number of questions and guesses after which the episode ends.
+        things: a mapping from a thing to its properties, words with spaces between; None for the ready-made things,
+            such as `bee`.
     """
 
     blocking: ClassVar[bool] = False

@@ -24,11 +24,11 @@ class TokenValues(NamedTuple):
 
 
 def first_of(done: Sequence[Sequence[Done]], most: int) -> list[Done]:
-    """Return the first episodes of each member: `most` divided by the number of members, but at least one each; none if
-    `most` is 0.
+    """Return the first episodes of each member, in one list: `most` divided by the number of members, but at least one
+    of each member; none if `most` is 0.
 
-    `done` has the episodes of each member. A round's tasks are in random order, so the first episodes are a random
-    sample, and the rollouts of one task stay together.
+    `done` has a list of episodes for each member. A round's tasks are in random order, so the first episodes are a
+    random sample. The rollouts of one task stay together.
     """
     each = max(1, most // max(1, len(done)))
     return [one for member in done for one in member[:each]] if most else []

@@ -28,18 +28,31 @@ class Sampled(NamedTuple):
 
 @dataclass
 class Request:
-    """A completion that an episode has requested from the model and waits for."""
+    """A completion that an episode has requested from the model and waits for.
 
-    slot: int  # the member's
-    job: int  # the episode's place among its member's
-    call: int  # which of the episode's it is; with the job it fixes the draws
+    Attributes:
+        slot: the member's index in the population.
+        job: the number of the episode among the member's episodes of the round.
+        call: the number of the request in its episode; with `job` it fixes the random draws.
+        ids: the tokens of the prompt.
+        limit: the most tokens of the completion.
+        how: the settings of sampling.
+        reply: the future that receives the completion.
+        stop: texts that end the completion.
+        place: the index of the episode among all jobs of the round.
+        draw: a number that fixes the random draws instead of `call`, if the order of calls may vary; else None.
+    """
+
+    slot: int
+    job: int
+    call: int
     ids: list[int]
     limit: int
     how: Sampled
     reply: asyncio.Future[Reply] = field(repr=False)
-    stop: tuple[str, ...] = ()  # texts that end it
-    place: int = 0  # among the jobs of its round
-    draw: int | None = None  # in the place of `call`, where the order of calls may be chance
+    stop: tuple[str, ...] = ()
+    place: int = 0
+    draw: int | None = None
 
 
 class Reply(NamedTuple):
@@ -70,16 +83,17 @@ class Tokens:
     def after(
         self, messages: Sequence[Message], replies: Sequence[int], last: int, tools: Sequence[Mapping[str, Any]] = ()
     ) -> list[int] | None:
-        """Return the tokens that the chat template writes after the last of the messages `replies`.
+        """Return the tokens that the chat template writes after the last completion of the model in a chat: the end of
+        its turn, later messages, and the beginning of the next turn.
 
         Args:
             messages: the chat.
-            replies: the indices of the messages that are completions of this model.
-            last: the last token of the last of these completions.
+            replies: the indices of the messages that are completions of the model.
+            last: the last token of the last completion.
             tools: the tools that the model may call.
 
         Returns:
-            The tokens, or None if the template does not show each of these messages exactly once; see `Base.between`.
+            The tokens, or None if the template does not show each completion exactly once; see `Base.between`.
         """
         held = [dict(message) for message in messages]
         for place in replies:
@@ -116,13 +130,21 @@ class Limits:
 
 
 class Prompt(NamedTuple):
-    """A prompt as tokens, and, if it is a chat, its messages and tools."""
+    """A prompt as tokens, and, if it is a chat, its messages and tools.
+
+    Attributes:
+        ids: the tokens.
+        replies: the indices of the messages that are completions of this episode.
+        edited: whether the chat holds an answer that this episode's model did not write, or wrote as other tokens.
+        messages: the messages; None if the prompt is no chat.
+        tools: the schemas of the tools that the model may call.
+    """
 
     ids: list[int]
-    replies: Sequence[int] = ()  # which of the messages are completions of this episode
-    edited: bool = False  # whether it holds an answer that this episode's model did not write there, or as other tokens
-    messages: Sequence[Message] | None = None  # None: it is no chat
-    tools: Sequence[Mapping[str, Any]] = ()  # that the model may call
+    replies: Sequence[int] = ()
+    edited: bool = False
+    messages: Sequence[Message] | None = None
+    tools: Sequence[Mapping[str, Any]] = ()
 
 
 class Model:
@@ -130,6 +152,16 @@ class Model:
 
     If a chat begins with an earlier chat of the episode and its completion, both unchanged, the prompt continues with
     their tokens, and their text is not tokenised again. Any other chat is tokenised as a whole.
+
+    Args:
+        tokens: the converter of chats to tokens.
+        submit: a coroutine function that completes a request.
+        slot: the index of the member, whose weights are used, in the population.
+        job: the number of the episode among the member's episodes; it fixes the random draws.
+        how: the settings of sampling.
+        limits: the limits on tokens.
+        seconds: the time limit of a completion; None for no limit.
+        retries: how often a completion that is late is requested again.
     """
 
     def __init__(

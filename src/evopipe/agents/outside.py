@@ -74,7 +74,13 @@ def _turn(loop: asyncio.AbstractEventLoop) -> None:
 
 class OutsideAgents:
     """The parts of a run whose agents call the model over HTTP: the endpoint, and the event loops of the endpoint and
-    of the agents."""
+    of the agents.
+
+    Args:
+        flow: the agent, a function or a command, see `OutsideWorkflow`.
+        served: the name of the model at the endpoint.
+        reward_fn: a reward function, see `OutsideWorkflow`.
+    """
 
     settle = 0.002
 

@@ -88,7 +88,15 @@ class _Asked(BaseModel):
 
 
 class ChatAsked(_Asked):
-    """The body of a request for the completion of a chat (`/chat/completions`)."""
+    """The body of a request for the completion of a chat (`/chat/completions`).
+
+    Attributes:
+        messages: the chat.
+        max_completion_tokens: the most tokens of a completion, the newer name of `max_tokens`; None for the run's
+            limit.
+        logprobs: whether the answer has log-probabilities.
+        tools: the tools that the model may call.
+    """
 
     messages: list[dict[str, Any]] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
@@ -118,7 +126,12 @@ class ChatAsked(_Asked):
 
 
 class TextAsked(_Asked):
-    """The body of a request for the completion of texts or lists of tokens (`/completions`)."""
+    """The body of a request for the completion of texts or lists of tokens (`/completions`).
+
+    Attributes:
+        prompt: a text, several texts, a list of tokens, or several lists of tokens.
+        logprobs: 1 to get the tokens' log-probabilities; None or 0 for none.
+    """
 
     prompt: str | list[str] | list[int] | list[list[int]]
     logprobs: int | None = Field(None, ge=0, le=1)

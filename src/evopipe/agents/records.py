@@ -74,8 +74,8 @@ def show(title: str, files: Mapping[str, Path], page: Path) -> None:
 def files_of(folder: Path, last: int | None = None) -> dict[str, Path]:
     """Return the episode files in a run's folder that its page shows, keyed by their headings.
 
-    These are the validation of the best member (`elite.jsonl`) or, before that exists, the last validation; and the
-    last 3 rounds of training, up to the round `last`.
+    The first is the validation of the best member, `elite.jsonl`; if it does not exist yet, the last validation. The
+    others are the last 3 rounds of training up to the round `last`, or up to the end if `last` is None.
     """
     validations, rounds = (sorted(folder.glob(f"{kind}-*.jsonl")) for kind in ("validation", "train"))
     if last is not None:
@@ -89,7 +89,7 @@ def files_of(folder: Path, last: int | None = None) -> dict[str, Path]:
 
 
 def thin(folder: Path, last: int, kept: int) -> None:
-    """Delete the files of training rounds up to the round `last`, except the last `kept` of them."""
+    """Delete old files of training rounds: of the rounds up to `last`, the newest `kept` files stay."""
     rounds = [path for path in sorted(folder.glob("train-*.jsonl")) if path.stem <= f"train-{last:06d}"]
     for path in rounds[:-kept]:
         path.unlink()

@@ -98,11 +98,18 @@ def _decode_part(
 
 
 class Rounds:
-    """The training regime (see `run.regime.Regime`) of agents: in each tick every member plays a round of episodes of
-    `tasks` and learns from them.
+    """The training regime (see `run.regime.Regime`) of agents: in each tick every member plays a round of episodes and
+    learns from them.
 
-    Validations play the tasks `held`. If a `folder` is given, episodes are written there. `outside` is the server for
-    agents that call the model over HTTP; None if there are no such agents.
+    Args:
+        spec: the run's configuration.
+        clock: the counts of steps and ticks.
+        agents: the settings of the block `agents`.
+        make: a function that makes the workflow of an episode.
+        tasks: the tasks of training.
+        held: the tasks of validations.
+        folder: the folder in which episodes are written; None to write none.
+        outside: the server for agents that call the model over HTTP; None if there are no such agents.
     """
 
     warm = 0
@@ -146,8 +153,8 @@ class Rounds:
         """Do nothing, because this regime keeps no state that children could inherit."""
 
     def ended(self) -> np.ndarray:
-        """Return NaN for every member, `[P]`: this regime reports no returns of training episodes here. See
-        `Regime.ended`."""
+        """Return the mean return of each member's training episodes that have ended, see `Regime.ended`. This regime
+        reports none: the values are NaN, `[P]`."""
         return np.full(self.clock.members, np.nan)
 
     def renew(self, slots: Sequence[int]) -> None:
@@ -173,7 +180,7 @@ class Rounds:
         Args:
             cohorts: the members.
             jobs: the episodes.
-            purpose: what the random draws are for; it seeds them together with `when`.
+            purpose: what the random draws are for. Purpose and `when` together seed the draws.
             when: the tick of a training round, 0 for a validation.
             stopped: a function that returns whether to stop.
 
@@ -222,8 +229,8 @@ class Rounds:
         return done
 
     def advance(self, most: int = 1) -> None:
-        """Let every member play one round of episodes and learn from it: one tick. If the run is asked to stop, the
-        round is not counted, and is played again when the run continues."""
+        """Let every member play one round of episodes and learn from it: this is one tick. `most` has no effect. If the
+        run is asked to stop, the round is not counted, and is played again when the run continues."""
         self.whole = False
         self.whole = True  # nothing has changed if an episode fails the run
         try:
@@ -451,10 +458,11 @@ class Rounds:
         ]  # fmt: skip
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """Evaluate members on held-out tasks, one for each seed; see `Regime.evaluate`.
+        """Evaluate members on held-out tasks, one task for each seed; return the rewards and lengths of episodes, see
+        `Regime.evaluate`.
 
-        A failed episode counts as the lowest return that any episode of this evaluation reached, so that no member
-        gains by failing.
+        A failed episode counts as the lowest return that any episode of this evaluation reached. No member gains by
+        failing.
         """
         note = np.array_equal(seeds, self.spec.seeds(Purpose.EVALUATE, len(seeds)))  # no second look at one member
         index = held_out(seeds, len(self.held))

@@ -19,13 +19,21 @@ Level = Literal["trajectory", "step", "turn"]
 
 @dataclass
 class TokenRow:
-    """A sequence of tokens to learn from: a prompt, then completions of the model and replies of the environment in
-    turn. `mask` is true for tokens that the model wrote."""
+    """A sequence of tokens to learn from: a prompt, then completions of the model, with replies of the environment
+    between them.
+
+    Attributes:
+        prompt: the tokens of the prompt.
+        ids: the tokens after the prompt. The other lists have one entry for each of these tokens.
+        mask: whether the model wrote the token.
+        turn: the index of the step that the token belongs to.
+        log_prob: the token's log-probability when the model drew it; 0 for the environment's tokens.
+    """
 
     prompt: list[int]
     ids: list[int] = field(default_factory=list)
     mask: list[bool] = field(default_factory=list)
-    turn: list[int] = field(default_factory=list)  # the step that a token belongs to
+    turn: list[int] = field(default_factory=list)
     log_prob: list[float] = field(default_factory=list)
 
     def add(self, shown: Sequence[int], written: Sequence[int], log_probs: Sequence[float], step: int) -> None:
@@ -61,8 +69,8 @@ def rows_of(trajectory: Trajectory) -> list[TokenRow]:
 
 
 def returns(steps: Sequence[Step], gamma: float) -> list[float]:
-    """Compute the discounted return Σ γᵏ r from every step on; store each in its step (`mc_return`), and return all of
-    them."""
+    """Compute the discounted return Σ γᵏ r from every step on, with the discount `gamma` = γ and the rewards r. Return
+    the returns of all steps, and also store each in its step (`mc_return`)."""
     later = 0.0
     for step in reversed(steps):
         later = step.reward + gamma * later
@@ -72,19 +80,26 @@ def returns(steps: Sequence[Step], gamma: float) -> list[float]:
 
 @dataclass
 class RolloutBatch:
-    """The rows of tokens that `P` members learn from after a round, with the trajectory that each row comes from."""
+    """The rows of tokens that `P` members learn from after a round.
 
-    text: Text  # [P, B, …]; no row is there beyond a member's own
-    owner: list[list[int]]  # of each member: the trajectory of each of its rows
-    played: Sequence[Sequence[RoundTrajectory]]  # of each member
+    Attributes:
+        text: the rows of all members, `[P, B, …]`; members with fewer rows than `B` have padding.
+        owner: for each member, the index of the trajectory that each of its rows comes from.
+        played: for each member, its trajectories of the round.
+    """
+
+    text: Text
+    owner: list[list[int]]
+    played: Sequence[Sequence[RoundTrajectory]]
 
 
 def batch_of(played: Sequence[Sequence[RoundTrajectory]], pad: int, device: torch.device) -> RolloutBatch:
-    """Stack the trajectories of `P` members as one padded batch. Each row has the reward of its trajectory.
+    """Stack the trajectories of `P` members as one padded batch of rows of tokens. Each row has the reward of its
+    trajectory.
 
     Args:
         played: the trajectories of each member.
-        pad: the token that fills pads.
+        pad: the token that fills up shorter rows.
         device: the device of the tensors.
     """
     every: list[list[TokenRow]] = []
@@ -124,13 +139,18 @@ def batch_of(played: Sequence[Sequence[RoundTrajectory]], pad: int, device: torc
 
 @dataclass(frozen=True)
 class AdvantageSettings:
-    """Settings by which advantages are computed from the rewards of trajectories."""
+    """Settings by which advantages are computed from the rewards of trajectories.
 
-    # what is compared: whole trajectories, the same for each of their steps (`step`: shared out among them), or each
-    # turn with the same turn of the group's others
+    Attributes:
+        level: what is compared within a group: whole trajectories, with one advantage for all steps (`trajectory`) or
+            shared out among them (`step`); or each turn with the same turn of the others (`turn`).
+        gamma: discount factor of the returns of turns, for `turn`.
+        estimate: for each role the function (text, size of a group) → the text with advantages; the key `""` is for all
+            other roles.
+    """
+
     level: Level
-    gamma: float  # of the returns of turns
-    # of each role: (text, group) → the text with advantages; `""` is any other role's
+    gamma: float
     estimate: Mapping[str, Callable[[Text, int], Text]]
 
     def of(self, role: str) -> Callable[[Text, int], Text]:

@@ -20,8 +20,8 @@ class PettingZooEnvironment(BaseEnv):
     """A PettingZoo environment with observations as text and actions by name. A task is `{"seed": 7}`.
 
     `reset` and `step` return mappings by agent: the observations of the agents that act next, and the rewards of all
-    agents. An action is a mapping by agent, too. In an `AECEnv` one agent acts next, in a `ParallelEnv` all agents that
-    are alive.
+    agents. An action is a mapping by agent, too. In an `AECEnv` one agent acts next, in a `ParallelEnv` all agents
+    whose episode is not over.
 
     Args:
         task: a mapping that may have a `seed`.

@@ -79,8 +79,18 @@ class TerminationEvent(Exception):
 
 @dataclass
 class ModelOutput:
-    """A completion of the model: its text and tool calls, the tokens of its prompt, and its own tokens with their
-    log-probabilities."""
+    """A completion of the model.
+
+    Attributes:
+        text: the whole text.
+        content: the text without tool calls.
+        reasoning: the reasoning in the text, if a program fills this in.
+        tool_calls: the tool calls, in the form of OpenAI's API.
+        prompt_ids: the tokens of the prompt.
+        completion_ids: the tokens of the completion.
+        logprobs: the log-probability of each token of the completion when it was drawn.
+        finish_reason: `stop`, or `length` if the completion reached its limit of tokens.
+    """
 
     text: str = ""
     content: str = ""
@@ -88,8 +98,8 @@ class ModelOutput:
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
     prompt_ids: list[int] = field(default_factory=list)
     completion_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)  # of the completion's tokens as they were drawn
-    finish_reason: str = "stop"  # or "length"
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: str = "stop"
 
     @property
     def prompt_length(self) -> int:
@@ -115,9 +125,22 @@ class Action:
 
 @dataclass
 class Step:
-    """A completion of an agent, with the action that it expresses and the reward of that action."""
+    """A completion of an agent, with the action that it expresses and the reward of that action.
 
-    chat_completions: list[Message] = field(default_factory=list)  # the chat up to here, the completion included
+    Attributes:
+        chat_completions: the chat up to and including the completion.
+        observation: the observation that the agent answers.
+        thought: the agent's reasoning, if a program fills this in.
+        action: the action.
+        model_response: the text of the completion.
+        model_output: the completion with its tokens; None if the model did not write it.
+        info: the environment's info mapping after the action.
+        reward: the reward of the action.
+        done: whether the action ended the episode.
+        mc_return: the discounted return Σ γᵏ r from this step on.
+    """
+
+    chat_completions: list[Message] = field(default_factory=list)
     observation: Any = None
     thought: str = ""
     action: Any = None
@@ -126,7 +149,7 @@ class Step:
     info: dict[str, Any] = field(default_factory=dict)
     reward: float = 0.0
     done: bool = False
-    mc_return: float = 0.0  # Σ γᵏ r from here on
+    mc_return: float = 0.0
 
     to_dict = _json
 
@@ -149,8 +172,16 @@ class Step:
 
 @dataclass
 class Trajectory:
-    """The steps of one agent in an episode. `name` is the agent's role; advantages compare only trajectories of the
-    same name."""
+    """The steps of one agent in an episode.
+
+    Attributes:
+        uid: a name that is unique.
+        name: the agent's role; advantages compare only trajectories of the same role.
+        task: the task.
+        steps: the steps, one for each completion.
+        reward: the reward of the whole trajectory.
+        info: further facts by name.
+    """
 
     uid: str = field(default_factory=lambda: str(uuid.uuid4()))
     name: str = "agent"
@@ -173,7 +204,17 @@ class Trajectory:
 
 @dataclass
 class Episode:
-    """The result of one rollout of a task: its trajectories, and why it ended. `id` is `"<task>:<rollout>"`."""
+    """The result of one rollout of a task.
+
+    Attributes:
+        id: `"<task>:<rollout>"`.
+        task: the task.
+        termination_reason: why the episode ended; None if it is not known.
+        is_correct: whether the task was solved.
+        trajectories: the trajectories, one for each agent.
+        metrics: numbers by name, which validations average over episodes.
+        info: further facts by name, such as `error`.
+    """
 
     id: str = ""
     task: Any = None

@@ -22,7 +22,15 @@ from evopipe.errors import said
 
 class EpisodeRunner:
     """A runner of an episode's blocking calls: it gives the engine's threads to the episode, and applies the time
-    limits of environments."""
+    limits of environments.
+
+    Args:
+        threads: the engine's pool of threads.
+        env_seconds: time limit of an environment's call; None for no limit.
+        close_seconds: time limit of an environment's `close`.
+        lock: a lock that lets only one unsafe call run at a time.
+        told: a function that is called after each call.
+    """
 
     def __init__(
         self, threads: Threads, env_seconds: float | None, close_seconds: float, lock: asyncio.Lock,
@@ -33,8 +41,15 @@ class EpisodeRunner:
         self._lock, self._told = lock, told
 
     async def call(self, function: Callable[..., Any], *args: Any, safe: bool = True, **how: Any) -> Any:
-        """Call a function by `Threads.call`, which has the arguments `how`. If `safe` is False, the call waits until no
-        other unsafe call of the engine runs."""
+        """Call a function in a thread or process, and return its result.
+
+        Args:
+            function: the function.
+            *args: its arguments.
+            safe: whether other calls may run at the same time; False waits until no other unsafe call of the engine
+                runs.
+            **how: further arguments of `Threads.call`.
+        """
         self.running += 1
         try:
             async with contextlib.nullcontext() if safe else self._lock:
@@ -48,7 +63,7 @@ class Workflow(ABC):
     """The base class of workflows. A subclass defines in `run` what happens in one episode.
 
     The episode's trajectories are those of the `Episode` that `run` returns. If `run` returns None, they are the
-    committed trajectories, and those of every agent that is an attribute of the workflow.
+    committed trajectories (those that `commit` stored), and those of every agent that is an attribute of the workflow.
 
     Args:
         rollout_engine: the episode's model.
@@ -70,7 +85,10 @@ class Workflow(ABC):
 
     @abstractmethod
     async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode | None:
-        """Play one episode of a task. Raise a `TerminationEvent` to end the episode for a reason."""
+        """Play one episode of a task; return the episode, or None to have it made of the workflow's trajectories.
+
+        Raise a `TerminationEvent` to end the episode for a reason. `uid` is the episode's id, `"<task>:<rollout>"`.
+        """
 
     def reset(self, task: dict[str, Any] | None = None, uid: str | None = None) -> None:
         """Prepare for a new episode: reset all agents, and discard the committed trajectories."""
@@ -80,7 +98,7 @@ class Workflow(ABC):
 
     async def run_in_executor(self, function: Callable[..., Any], *args: Any) -> Any:
         """Run a blocking function with the time limit of an environment's call, `agents.env_seconds`: in a process if
-        its attribute `blocking` is `"process"`, else in a thread."""
+        the function's attribute `blocking` is `"process"`, else in a thread."""
         how = _blocks(function)
         return await self.executor.call(function, *args, blocking=how or True, seconds=self.executor.env_seconds)
 
@@ -336,7 +354,7 @@ def episode_of(found: Any, steps: list[Step], task: dict[str, Any], flow: Any) -
     """Convert what a flow returned to an episode.
 
     An `Episode` is returned unchanged, a `Trajectory` becomes the only one of its episode, a number is the reward of a
-    trajectory of `steps`, and a list has the reward of each of `steps`.
+    trajectory of `steps`, and a list has the reward of each of `steps`. `flow` is named in error messages.
 
     Raises:
         TypeError: the list has more or fewer rewards than there are steps.

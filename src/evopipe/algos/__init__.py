@@ -107,18 +107,36 @@ ONE_AGENT = "train.warm_start: datasets are of one agent, the environment has a 
 
 
 class Answers(NamedTuple):
-    """The functions by which an exported policy computes values and probabilities; None for those that it does not
-    support."""
+    """The functions by which an exported policy computes values and probabilities; None for one that it does not
+    support.
 
-    value: Callable[..., Any] | None = None  # (cfg, state, obs, legal, memory) → V(s) `[P, B]`
-    # (cfg, state, obs, action) → Q(s, a) `[P, B]`; of all actions `[P, B, A]` where action is None
+    They are given the algorithm's configuration and state first. P counts members, B observations, A discrete actions.
+
+    Attributes:
+        value: (cfg, state, obs, legal, memory) → the state values V(s), `[P, B]`.
+        q_values: (cfg, state, obs, action) → the action values Q(s, a), `[P, B]`; `[P, B, A]` for all actions if
+            `action` is None.
+        chances: (cfg, state, obs, legal, memory) → the policy's distribution of actions, an
+            `ops.distributions.Distribution`.
+    """
+
+    value: Callable[..., Any] | None = None
     q_values: Callable[..., Any] | None = None
-    # (cfg, state, obs, legal, memory) → the `ops.distributions.Distribution` of actions
     chances: Callable[..., Any] | None = None
 
 
 class Algorithm(ModuleType):
-    """The type of an algorithm's module, which defines the names in `REQUIRED`, `REGIMES` and `OPTIONAL`."""
+    """The type of an algorithm's module, which defines the names in `REQUIRED`, `REGIMES` and `OPTIONAL`.
+
+    Attributes:
+        REGIME: the name of the regime, which says what members learn from, such as `off_policy`.
+        ACTIONS: the kinds of action space that the algorithm supports.
+        State: the class of the algorithm's state: networks, optimisers and counts.
+        update: makes one update of all members.
+        step: chooses actions in training, for on-policy algorithms.
+        answers: returns the functions by which an exported policy computes values; None for the usual ones.
+        period: returns the number of updates after which the pattern of unlike updates repeats.
+    """
 
     REGIME: str
     ACTIONS: tuple[str, ...]
@@ -131,11 +149,13 @@ class Algorithm(ModuleType):
 
 @cache
 def names(kind: str | None = "env") -> tuple[str, ...]:
-    """Return the names of the algorithms of one kind of problem (a key of `PROBLEMS`), or of all kinds if `kind` is
-    None.
+    """Return the sorted names of evopipe's own algorithms, followed by those of other packages.
 
-    The names are sorted; names from other packages follow evopipe's own. An algorithm of another package whose regime
-    is unknown counts as one for environments; `get` then reports what is wrong with it.
+    An algorithm of another package whose regime is unknown counts as one for environments; `get` then reports what is
+    wrong with it.
+
+    Args:
+        kind: the kind of problem: `env` for environments, `text` for language models; None for all algorithms.
     """
     if kind is None:
         return tuple(name for each in PROBLEMS for name in names(each))
@@ -159,7 +179,11 @@ def plugin(name: str) -> plugins.Plugin | None:
 
 
 def working(kind: str | None = "env") -> list[str]:
-    """Return the `names` of the algorithms that can be used, without broken ones from other packages; see `refused`."""
+    """Return the names of the algorithms that can be used.
+
+    These are the names that `names` returns for this kind of problem, without those of other packages' algorithms that
+    `refused` rejects.
+    """
     return [name for name in names(kind) if refused(name) is None]
 
 
@@ -176,10 +200,14 @@ def refused(name: str) -> str | None:
 
 
 def by_kernels(algo: Algorithm, name: str) -> Callable[..., Any] | None:
-    """Return the algorithm's function `name` (`choice`, `recipe` or `play`), which describes its work to the C kernels.
+    """Return the algorithm's function that describes a part of its work to the C kernels; None if there is none.
 
-    It is None if the algorithm does not define it, or belongs to another package. (Such an algorithm may have copied
-    the function from evopipe's, while the rest of it computes something else.)
+    For an algorithm of another package, the result is None. (It may have copied the function from evopipe's, while the
+    rest of it computes something else.)
+
+    Args:
+        algo: the algorithm.
+        name: the function's name: `choice`, `recipe` or `play`.
     """
     own = getattr(algo, "__name__", "").startswith(f"{__name__}.")
     found: Callable[..., Any] | None = getattr(algo, name) if own else None
@@ -210,7 +238,11 @@ def on_policy(algo: Algorithm) -> bool:
 def unserved(name: str, spaces: Spaces, env_id: str, space: object) -> str | None:
     """Return why an algorithm does not support an environment's actions or agents, as a sentence; None if it does.
 
-    `space` is the environment's action space, for the sentence.
+    Args:
+        name: the algorithm's name.
+        spaces: the environment's spaces.
+        env_id: the environment's id, for the sentence.
+        space: the environment's action space, for the sentence.
     """
     team, kind = spaces.team is not None, spaces.kind
     if team == get(name).TEAM and kind in get(name).ACTIONS:
@@ -225,8 +257,14 @@ def unserved(name: str, spaces: Spaces, env_id: str, space: object) -> str | Non
 
 
 def misfit(name: str, cfg: Any, spaces: Spaces) -> tuple[str, str] | None:
-    """Return why an algorithm cannot use its configured network, as (key of the parameter, sentence); None if it
-    can."""
+    """Return why an algorithm cannot use its configured network, as a pair (key of the parameter, sentence); None if it
+    can.
+
+    Args:
+        name: the algorithm's name.
+        cfg: its configuration.
+        spaces: the environment's spaces.
+    """
     algo = get(name)
     if spaces.team is not None:
         try:

@@ -74,9 +74,9 @@ def act(cfg: Any, state: Any, obs: Tensor, legal: Tensor, epsilon: Tensor, draw:
 
 
 def output(cfg: Any, state: Any, obs: Tensor) -> Tensor:
-    """Return the actors' outputs: obs `[P, E, O]` → `[P, E, A]` for P members with E environments each; NaN becomes 0.
+    """Return the outputs of the actors: obs `[P, E, O]` → `[P, E, A]` for P members with E environments each.
 
-    They are logits of discrete actions, or continuous actions before the tanh.
+    The outputs are logits of discrete actions, or continuous actions before the tanh. NaN becomes 0.
     """
     with torch.no_grad():
         return torch.nan_to_num(forward(state.actor, obs))
@@ -85,15 +85,20 @@ def output(cfg: Any, state: Any, obs: Tensor) -> Tensor:
 def best(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None) -> Tensor:
     """Return the most likely legal actions `[P, E]`; for continuous actions, μ(s) `[P, E, A]`.
 
-    obs is `[P, E, O]` for P members with E environments each. The actors' outputs are those of `output`.
+    obs is `[P, E, O]` for P members with E environments each. For discrete actions, the actors' outputs are logits, see
+    `output`.
     """
     return likeliest(output(cfg, state, obs), legal, cfg.spaces.continuous)
 
 
 def action_value(critic: Net, x: Tensor, action: Tensor) -> Tensor:
-    """Return the critic's values Q(s, a) `[P, B]`; `[P, K, B]` if each member has K critics.
+    """Return the critic's values Q(s, a) `[P, B]` for B transitions of P members; `[P, K, B]` if each member has K
+    critics.
 
-    `x` are observations, or features of the shared encoder; `action` is `[P, B, A]`: B transitions of P members.
+    Args:
+        critic: the critics.
+        x: observations, or features of the shared encoder.
+        action: `[P, B, A]`, the actions.
     """
     # A head's own inputs stand before the latent, so that members' latents may differ.
     inputs = (action, x) if critic.structure.widths.role == "head" else (x, action)
@@ -101,15 +106,18 @@ def action_value(critic: Net, x: Tensor, action: Tensor) -> Tensor:
 
 
 def chances(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None, memory: Tensor) -> Distribution:
-    """Return the policy's distribution over the legal actions: a softmax of the actor's outputs, see `output`."""
+    """Return the policy's distribution over the legal actions: a softmax of the actor's outputs, see `output`.
+
+    obs is `[P, B, O]` for B observations of P members. `memory` has no effect, because the actors are not recurrent.
+    """
     return distribution(cfg.spaces, output(cfg, state, obs), None, legal)
 
 
 def q_values(cfg: Any, state: Any, obs: Tensor, action: Tensor | None) -> Tensor:
-    """Return min(Q₁, Q₂) of each member's two critics, without gradient: obs `[P, B, O]` for B observations of P
-    members.
+    """Return the smaller value of each member's two critics, min(Q₁, Q₂), without gradient.
 
-    The result is `[P, B]` for the actions given, or `[P, B, A]` for all discrete actions if `action` is None.
+    obs is `[P, B, O]` for B observations of P members. The result is `[P, B]` for the actions given, or `[P, B, A]` for
+    all discrete actions if `action` is None.
     """
     with torch.no_grad():
         x = forward(getattr(state, "encoder", None), obs)
@@ -122,7 +130,8 @@ def of_own_action(
 ) -> Callable[[Any], Answers]:
     """Return the function `answers` for an algorithm with a deterministic actor, whose state value V(s) is Q(s, μ(s)).
 
-    `greedy` and `q_values` are the algorithm's functions of these names.
+    `answers` says by which functions an exported policy computes values, see `Answers`. The arguments are the
+    algorithm's functions `greedy`, which computes μ(s), and `q_values`.
     """
 
     def value(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None, memory: Tensor) -> Tensor:
@@ -138,7 +147,14 @@ def clipped_double_loss(
     Q-learning.
 
     The targets are r + γ min(Q₁⁻, Q₂⁻)(s′, a′), where a′ = μ⁻(s′) with clipped noise (Fujimoto, van Hoof & Meger, 2018,
-    eq. 10 and 14). `x` and `x_t` are observations, or features of the shared encoder, before and after the step.
+    eq. 10 and 14).
+
+    Args:
+        state: the algorithm's state.
+        hp: hyper-parameters, `[P]` each.
+        batch: a minibatch of B transitions.
+        draw: the stream of random numbers.
+        x, x_t: observations before and after the step, or features that the shared encoder computes of them.
     """
     with torch.no_grad():
         action_t = torch.tanh(forward(state.actor_target, x_t))
@@ -151,8 +167,14 @@ def clipped_double_loss(
 def recipe(critic: str, cfg: Any, state: Any, hp: Hyper, batch: Batch, close: bool = False) -> Recipe | None:
     """Return the `Recipe` by which the C kernels make a whole update of a deterministic actor and its critics.
 
-    It is None if the kernels cannot do the update; then torch does it. `critic` is the name of the critics in the
-    state. With `close`, the actor's loss is that of TD3+BC.
+    The result is None if the kernels cannot do the update; then torch does it.
+
+    Args:
+        critic: the name of the state's field with the critics.
+        cfg, state: the algorithm's configuration and state.
+        hp: hyper-parameters, `[P]` each for P members.
+        batch: the minibatch of the update.
+        close: whether the actor's loss is that of TD3+BC, which stays close to the actions of a dataset.
     """
     if not build.serve_wholly(batch.obs) or getattr(state, "encoder", None) is not None:
         return None
@@ -166,16 +188,16 @@ def recipe(critic: str, cfg: Any, state: Any, hp: Hyper, batch: Batch, close: bo
 
 
 def choice(cfg: Any, state: Any) -> Choice | None:
-    """Return the `Choice` by which the C kernels choose actions as `act` does; None if they cannot, and torch
+    """Return the `Choice` by which the C kernels choose actions as `act` does. Return None if they cannot; then torch
     chooses."""
     plain = cfg.noise == "gaussian" and getattr(state, "encoder", None) is None
     return Choice(state.actor, "noisy", cfg.noise_sd) if plain else None
 
 
 def actor_loss(state: Any, critic: str, batch: Batch) -> Tensor:
-    """Return the actor's weighted loss −Q(s, μ(s)) of each member, `[P]`; of two critics, Q is the first.
+    """Return the actor's weighted loss −Q(s, μ(s)) of each member, `[P]`. If there are two critics, Q is the first.
 
-    `critic` is the name of the critics in the state.
+    `critic` is the name of the state's field with the critics.
     """
     q = state.critics.pair[0] if critic == "critics" else state.critic.frozen
     with torch.no_grad():
@@ -193,10 +215,11 @@ def learn(
 
     Args:
         state: the algorithm's state.
-        critic: the name of the critics in the state.
+        critic: the name of the state's field with the critics.
         hp: hyper-parameters, `[P]` each.
         healthy: `[P]` bool, the members that learn.
-        found: the critics' losses `[P]`, and errors `[P, B]`. Critics and a shared encoder learn from the losses.
+        found: the critics' losses `[P]`, from which critics and a shared encoder learn, and each transition's error
+            `[P, B]`.
         climb: returns the actor's losses `[P]`. It is None in updates that leave out the actor and the target networks.
     """
     losses, errors = found
@@ -217,7 +240,11 @@ def learn(
 def of_taken(cfg: Any, critics: Net, x: Tensor, action: Tensor) -> Tensor:
     """Return the values Q₁ and Q₂ of the actions taken, `[P, 2, B]` for B transitions of P members.
 
-    `x` are observations, or features of the shared encoder; `action` has the form of `Batch.action`.
+    Args:
+        cfg: the algorithm's configuration.
+        critics: the two critics of each member.
+        x: observations, or features of the shared encoder.
+        action: the actions, as in `Batch.action`.
     """
     if cfg.spaces.continuous:
         return action_value(critics, x, action)

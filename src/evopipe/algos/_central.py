@@ -33,10 +33,11 @@ RANGES = _hyper.ranges(lr_actor=(1e-4, 1e-2), lr_critic=(1e-4, 1e-2), batch_size
 
 
 def networks(cfg: Any, spaces: Spaces, critics: int = 1) -> dict[str, Widths]:
-    """Return the input and output widths of the networks: for each group of agents an actor, and one or two critics.
+    """Return the input and output width of every network, by name: for each group of agents an actor, and one or two
+    critics.
 
-    The critics are centralised: they read all agents' observations and actions. Two critics of a group are adjacent
-    copies.
+    The critics are centralised: they read all agents' observations and actions. `critics` is the number of critics of a
+    group; two critics are adjacent copies.
     """
     of, copies = agent_groups(cfg, spaces), len(agent_groups(cfg, spaces).groups)
     actors, own = Widths(of.observed, spaces.actions, copies=copies), Widths(of.joint(), 1, copies=critics * copies)
@@ -44,9 +45,10 @@ def networks(cfg: Any, spaces: Spaces, critics: int = 1) -> dict[str, Widths]:
 
 
 def output(cfg: Any, actor: Net, obs: Tensor) -> Tensor:
-    """Return the outputs of the actors, logits or actions before the tanh: `[P, K, B, O]` → `[P, K, B, A]`.
+    """Return the outputs of the actors for obs `[P, K, B, O]`: `[P, K, B, A]` for P members, K agents and B
+    observations.
 
-    There are P members, K agents and B observations.
+    The outputs are logits of discrete actions, or continuous actions before the tanh.
     """
     of = agent_groups(cfg)
     return of.run(actor, of.named(obs))
@@ -98,8 +100,8 @@ def as_numbers(cfg: Any, action: Tensor) -> Tensor:
 def value(cfg: Any, critic: Net, obs: Tensor, actions: Tensor) -> Tensor:
     """Return the value Q of every agent's centralised critic, `[P, K, B]`; `[2, P, K, B]` for twin critics.
 
-    There are P members, K agents and B transitions. A critic reads the observations and actions of all agents; for the
-    shapes see `AgentGroups.together`.
+    There are P members, K agents and B transitions. A critic reads the observations and actions of all agents, which
+    have the shapes that `AgentGroups.together` takes.
     """
     of = agent_groups(cfg)
     return of.run(critic, of.together(obs, actions)).squeeze(-1)
@@ -225,11 +227,14 @@ def update(
 
 
 def signals(critic: str, cfg: Any, state: Any, batch: Batch) -> dict[str, Tensor]:
-    """Return training metrics of critics and actors on a minibatch: over all agents together and for each agent.
+    """Return training metrics `[P]` of the critics and actors of P members on a minibatch, by name.
 
-    They are `[P]` for P members, by name: values (of twin critics the smaller), the distance to the target network's
-    values, and for discrete actions the entropy. An actor's loss is minus the value of its own best action while the
-    other agents act as in the minibatch. Agents that do not learn from a transition are left out there.
+    The metrics are the values (of twin critics the smaller), the distance to the target network's values, the actors'
+    loss, and for discrete actions the entropy. Values and entropy are also given for each agent. An actor's loss is
+    minus the value of its own best action while the other agents act as in the minibatch. An agent's transition does
+    not enter the metrics if the agent does not learn from it.
+
+    `critic` is the name of the state's field with the critics.
     """
     of, steps = agent_groups(cfg), _Steps.of(cfg, batch)
     nets = getattr(state, critic), getattr(state, f"{critic}_target")
@@ -249,9 +254,10 @@ def signals(critic: str, cfg: Any, state: Any, batch: Batch) -> dict[str, Tensor
 
 
 def answers(critic: str) -> Callable[[Any], Answers]:
-    """Return the function `answers` of a team's algorithm, with the centralised critics in the state's field `critic`.
+    """Return the function `answers` of a team's algorithm, for policies that are exported with its centralised critics.
 
-    Of twin critics, the smaller value counts.
+    `answers` says by which functions an exported policy computes values, see `Answers`. Of twin critics, the smaller
+    value counts. `critic` is the name of the state's field with the critics.
     """
 
     def q_of(cfg: Any, state: Any, obs: Tensor, actions: Tensor) -> Tensor:

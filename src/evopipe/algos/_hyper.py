@@ -17,13 +17,20 @@ _FASTER = "faster, less stable"
 
 
 def rate(of: str, raising: str = _FASTER) -> Any:
-    """Declare a hyper-parameter field that is the learning rate of the optimiser that `of` names."""
+    """Declare a hyper-parameter field that is a learning rate.
+
+    Args:
+        of: what the optimiser trains, for the documentation.
+        raising: what raising the rate does, for the documentation.
+    """
     return hyper(doc=f"learning rate of {of}", raising=raising, evolvable=True, gt=0, le=1)
 
 
 def ranges(**ends: tuple[float, float]) -> dict[str, Evolve]:
-    """Return a block `evolve`: the ranges (lowest, highest) in which the mutation `rl_hp` may change
-    hyper-parameters."""
+    """Return a block `evolve`: the ranges (lowest, highest) in which a mutation may change hyper-parameters.
+
+    `ends` are the ranges by the hyper-parameters' names. The mutation is `rl_hp`.
+    """
     return {name: Evolve(min=low, max=high) for name, (low, high) in ends.items()}
 
 

@@ -61,23 +61,35 @@ MeanOver = Annotated[ops.Mean, hyper(doc="whether the loss is a mean over all to
 
 @dataclass(frozen=True)
 class State:
-    """The state of a language algorithm: the trained model (policy) and its optimiser."""
+    """The state of a language algorithm.
+
+    Attributes:
+        policy: the trained language models.
+        adam: the Adam moments of `policy`.
+        updates: `[P]` float32, the number of updates of each of P members.
+    """
 
     policy: Net = parameters("policy", trainable=True)
     adam: optim.Adam = moments("policy")
-    updates: Tensor = row()  # [P] float32
+    updates: Tensor = row()
 
 
 @dataclass(frozen=True)
 class StateWithHead:
-    """The state of a language algorithm with a second output: the trained model, a head on its hidden states, and
-    optimisers."""
+    """The state of a language algorithm with a second output, such as a value.
+
+    Attributes:
+        policy: the trained language models.
+        value: the heads on the models' hidden states that compute the second output.
+        adam, value_adam: the Adam moments of `policy` and of `value`.
+        updates: `[P]` float32, the number of updates of each of P members.
+    """
 
     policy: Net = parameters("policy", trainable=True)
     value: Net = parameters("value", trainable=True)
     adam: optim.Adam = moments("policy")
     value_adam: optim.Adam = moments("value")
-    updates: Tensor = row()  # [P] float32
+    updates: Tensor = row()
 
 
 def networks(cfg: Any, words: Words) -> Mapping[str, Widths]:
@@ -99,21 +111,22 @@ def init_with_head(cfg: Any, nets: Nets) -> StateWithHead:
 
 
 def asks(cfg: Any) -> frozenset[str]:
-    """Return the quantities that completions need before `estimate`: `reference`, if β is or may become positive.
+    """Return the names of what must be computed of completions before their advantages are estimated.
 
-    `reference` is the log-probabilities of the tokens under the base model.
+    The only name is `reference`, the log-probabilities of the tokens under the base model. It is returned if the weight
+    β of the divergence from the base is above 0, or may become so by mutation.
     """
     return frozenset({"reference"} if wants_reference(cfg) else ())
 
 
 def check_groups(cfg: Any, least: int) -> None:
-    """Check the group sizes of a configuration and of its mutations.
+    """Check the group sizes of a configuration and of its mutations. A group is the completions of one prompt.
 
     `least` is the smallest size with which completions can be compared.
 
     Raises:
-        ValueError: a group is smaller than that, or does not fit into the `rows` of a round; the message is a sentence
-            for users.
+        ValueError: a group is smaller than `least`, or larger than the number of completions in a round (`rows`). The
+            message is a sentence for users.
     """
     sizes = {"group_size": (cfg.group_size, cfg.group_size)}
     if "group_size" in cfg.evolve:
@@ -126,23 +139,27 @@ def check_groups(cfg: Any, least: int) -> None:
 
 
 def wants_reference(cfg: Any) -> bool:
-    """Return whether log-probabilities under the base model are needed: the weight β is above 0, or may become so by
-    mutation."""
+    """Return whether log-probabilities under the base model are needed.
+
+    They are if the weight β of the divergence from the base is above 0, or may become so by mutation.
+    """
     return bool(cfg.beta > 0 or "beta" in cfg.evolve)
 
 
 def counted(batch: Text) -> Tensor:
-    """Return the mask `[P, B, T]` of the tokens from which members learn.
+    """Return the mask `[P, B, T]` of the tokens from which members learn, for B completions of T tokens of P members.
 
-    They are the tokens in `batch.mask` whose completion is in `batch.keep`; if `keep` is None, all completions are.
+    A token counts if it is in `batch.mask` and its completion is in `batch.keep`; None in `keep` stands for all
+    completions.
     """
     return batch.mask if batch.keep is None else batch.mask & batch.keep[..., None]
 
 
 def completion_means(log_prob: Tensor, batch: Text) -> tuple[Tensor, Tensor]:
-    """Return the mean log-probability of the tokens of each chosen and of each rejected completion.
+    """Return the mean log-probability of the tokens of each chosen and of each rejected completion, `[P, n]` each.
 
-    Both are `[P, n]` for n pairs of P members. The n chosen completions are the first half of the batch.
+    There are n pairs of P members. The n chosen completions are the first half of the batch. `log_prob` `[P, 2 n, T]`
+    holds the log-probabilities of the tokens.
     """
     chosen, rejected = ops.row_means(log_prob, batch.mask).chunk(2, dim=1)
     return chosen, rejected
@@ -151,16 +168,18 @@ def completion_means(log_prob: Tensor, batch: Text) -> tuple[Tensor, Tensor]:
 def completion_sums(log_prob: Tensor, batch: Text) -> tuple[Tensor, Tensor]:
     """Return the log-probability of each completion in the first and in the second half of the batch, `[P, n]` each.
 
-    It is the sum over the completion's tokens. There are 2 n completions for each of P members.
+    A completion's log-probability is the sum over its tokens. There are 2 n completions for each of P members.
+    `log_prob` `[P, 2 n, T]` holds the log-probabilities of the tokens.
     """
     first, second = log_prob.masked_fill(~batch.mask, 0.0).sum(dim=-1).chunk(2, dim=1)
     return first, second
 
 
 def pair_weights(batch: Text) -> Tensor:
-    """Return the weights `[P, n]` of the pairs in a batch, which sum to 1 for each member, or to 0 if no pair counts.
+    """Return the weights `[P, n]` of the n pairs of completions in a batch, which sum to 1 for each of P members.
 
-    A pair has weight 0 if one of its completions has no token to learn from. All other pairs have equal weights.
+    A pair has weight 0 if one of its completions has no token to learn from; if all pairs have weight 0, so is the sum.
+    All other pairs have equal weights.
     """
     first, second = counted(batch).any(dim=-1).chunk(2, dim=1)
     counts = (first & second).to(torch.float32)
@@ -170,7 +189,7 @@ def pair_weights(batch: Text) -> Tensor:
 def groups_of(reward: Tensor, size: int) -> Tensor:
     """Return the group number of each completion, `[P, B]` int64 from 0, for B completions of P members.
 
-    A group is `size` adjacent completions, which are of one prompt. `reward` `[P, B]` gives the shape.
+    A group is `size` adjacent completions, which are of one prompt. Of `reward` `[P, B]`, only the shape is used.
     """
     return (torch.arange(reward.shape[1], device=reward.device) // size).expand(reward.shape)
 
@@ -188,9 +207,17 @@ def surrogate(
 ) -> Tensor:
     """Return the policy loss of every token, `[P, B, T]`: the clipped surrogate minus the weighted entropy.
 
-    There are T tokens in B completions of P members. If the batch has log-probabilities under the base model, β times
-    the divergence from the base is added. With `cispo`, the surrogate is that of `ops.cispo`. `mask` `[P, B, T]` says
-    which tokens count, and `most` bounds the ratio, see `ops.clipped`.
+    If the batch has log-probabilities under the base model, β times the divergence from the base is added. There are T
+    tokens in B completions of P members.
+
+    Args:
+        cfg: the algorithm's configuration.
+        hp: hyper-parameters, `[P]` each.
+        now: the present log-probabilities and entropies of the tokens.
+        batch: the completions, with advantages.
+        mask: `[P, B, T]` bool, the tokens that count.
+        cispo: whether the surrogate is that of `ops.cispo`.
+        most: an upper bound of the probability ratio, see `ops.clipped`; None for none.
     """
     ratio = ops.log_ratios(now.log_prob, given(batch.log_prob), mask, cfg.level, batch.turn)
     advantage, low, high = given(batch.advantage), hp["clip_low"], hp["clip_high"]
@@ -218,11 +245,14 @@ def _descend(losses: Tensor, healthy: Tensor, hp: Hyper, batch: Text, state: Sta
 
 
 def learner(loss: Callable[..., Tensor], completions: bool = False) -> Callable[..., Learned]:
-    """Return the function `update` of a language algorithm with this loss.
+    """Return the function `update` of a language algorithm, which makes an update of all members in place.
 
-    With `completions`, the algorithm learns from its own completions. Then `update` computes entropies if the loss
-    needs them, and returns as errors, `[P, 1]` for P members, the largest change of a token's log-probability since it
-    was generated.
+    Args:
+        loss: the algorithm's loss, a function (cfg, hp, now, batch) of its configuration, hyper-parameters, the present
+            scores of the tokens and the minibatch.
+        completions: whether the algorithm learns from its own completions. Then `update` computes entropies if the loss
+            needs them. As errors `[P, 1]` it returns each of P members' largest change of a token's log-probability
+            since the token was generated.
     """
 
     def update(cfg: Any, state: Any, hp: Hyper, batch: Text, healthy: Tensor, draw: Stream, turn: int) -> Learned:
@@ -240,7 +270,11 @@ def learner(loss: Callable[..., Tensor], completions: bool = False) -> Callable[
 
 
 def always(*names: str) -> Callable[[Any], frozenset[str]]:
-    """Return a function `asks` that returns these names for every configuration."""
+    """Return a function `asks` that returns these names for every configuration.
+
+    An algorithm's `asks` names what must be computed of rows of text before the algorithm reads them, such as
+    `reference`.
+    """
     return lambda cfg: frozenset(names)
 
 

@@ -54,9 +54,10 @@ RANGES = _hyper.ranges(
 
 
 def schedule(cfg: Any, step: int) -> dict[str, float]:
-    """Return the factors of the hyper-parameters `lr` and `clip` after `step` environment steps of a member.
+    """Return the factors of the hyper-parameters `lr` and `clip`, by name, after `step` environment steps of a member.
 
-    They go linearly from 1 to `lr_end` and `clip_end` over `decay_steps`, and are always 1 if `decay_steps` is 0.
+    The factors go linearly from 1 to `lr_end` and `clip_end` over `decay_steps`. If `decay_steps` is 0, the factors are
+    always 1.
     """
     done = min(1.0, step / cfg.decay_steps) if cfg.decay_steps else 0.0
     return {"lr": 1.0 + done * (cfg.lr_end - 1.0), "clip": 1.0 + done * (cfg.clip_end - 1.0)}
@@ -69,7 +70,8 @@ def descend(
     """Take one gradient step on a minibatch of a rollout, in place.
 
     Return the losses, and which members are still healthy (all their numbers are finite). A member whose policy is
-    further than `target_kl` from the old policy makes no more updates until its next rollout.
+    further than `target_kl` from the old policy, which collected the rollout, makes no more updates until its next
+    rollout.
 
     Args:
         loss: the members' losses, and the distances of their policies from the old policies, `[P]` each.

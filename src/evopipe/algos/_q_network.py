@@ -41,7 +41,10 @@ def init(cfg: Any, nets: Nets) -> State:
 
 
 def explore(cfg: Any, step: int) -> float:
-    """Return ε after `step` environment steps of a member: it goes linearly from `eps_start` to `eps_end`."""
+    """Return ε after `step` environment steps of a member: it goes linearly from `eps_start` to `eps_end`.
+
+    It reaches `eps_end` after `eps_steps` steps.
+    """
     return float(cfg.eps_start + min(1.0, step / cfg.eps_steps) * (cfg.eps_end - cfg.eps_start))
 
 
@@ -70,8 +73,8 @@ def act(cfg: Any, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, dra
 def target(cfg: Any, state: State, batch: Batch) -> Tensor:
     """Return the target y of each transition, `[P, B]` for B transitions of P members.
 
-    The online network chooses the next action if `cfg.double`, else the target network. The target network gives its
-    value.
+    The target network gives the value of the next action. The action is chosen by the online network if `cfg.double` is
+    True, else by the target network.
     """
     with torch.no_grad():
         target_t = forward(state.target, batch.next_obs)  # [P, B, A]
@@ -80,7 +83,7 @@ def target(cfg: Any, state: State, batch: Batch) -> Tensor:
 
 
 def recipe(cfg: Any, state: State, hp: Hyper, batch: Batch, alpha: Tensor | None = None) -> Recipe | None:
-    """Return the `Recipe` by which the C kernels make a whole update; None if they cannot, and torch does it.
+    """Return the `Recipe` by which the C kernels make a whole update. Return None if they cannot; then torch makes it.
 
     `alpha` `[P]`, one number per member, is the weight of a conservative term in the loss; None for no such term.
     """

@@ -74,9 +74,9 @@ class State:
 
 
 def networks(cfg: Any, spaces: Spaces, reads: int) -> dict[str, Widths]:
-    """Return the input and output widths of an actor and a critic for each group of agents that share networks.
+    """Return the input and output width of every network, by name: an actor and a critic for each group of agents.
 
-    A critic's input has `reads` numbers.
+    The agents of a group share their networks. `reads` is the number of inputs of a critic.
     """
     of = agent_groups(cfg, spaces)
     copies = len(of.groups)
@@ -121,9 +121,15 @@ def step(
 ) -> Chosen:
     """Sample every agent's action, or take the most likely one if `draw` is None.
 
-    Return actions, log-probabilities, values and recurrent states after the step. obs is `[P, E, O]` and `memory`
-    `[P, E, M]` the recurrent state before the step, for P members, where E counts the agents of all environments. The
-    function `seen` computes the critics' inputs.
+    Return actions, log-probabilities, values and recurrent states after the step.
+
+    Args:
+        seen: a function that computes the critics' inputs from all agents' observations.
+        cfg, state: the algorithm's configuration and state.
+        obs: `[P, E, O]` for P members, where E counts the agents of all environments.
+        legal: `[P, E, A]` bool, the legal actions; None if all are.
+        memory: `[P, E, M]`, the recurrent state before the step.
+        draw: the stream of random numbers.
     """
     of = agent_groups(cfg)
     if (found := policy.act(cfg, state, obs, legal, memory, draw, of.places)) is not None:
@@ -142,12 +148,17 @@ def step(
 
 
 def value(seen: Seen, cfg: Any, state: State, obs: Tensor, memory: Tensor, next_alive: Tensor | None = None) -> Tensor:
-    """Return the values V(s) `[P, B]` of every agent's observation: obs `[P, B, O]` for P members, B rows of all
+    """Return the state values V(s) of every agent's observation, `[P, B]` for P members, where B counts the rows of all
     agents.
 
-    `memory` `[P, B, M]` is the recurrent state before the observation, and the function `seen` computes the critics'
-    inputs. Value targets need `next_alive` `[P, B]`, each agent's status after the step (see `evopipe.types`); critics
-    then read zeros for absent agents. Without it, the observations of absent agents must be zeros already.
+    Args:
+        seen: a function that computes the critics' inputs from all agents' observations.
+        cfg, state: the algorithm's configuration and state.
+        obs: `[P, B, O]`, the observations.
+        memory: `[P, B, M]`, the recurrent state before each observation.
+        next_alive: `[P, B]`, each agent's status after the step (see `evopipe.types`), which value targets need;
+            critics then read zeros for absent agents. If it is None, the observations of absent agents must be zeros
+            already.
     """
     of = agent_groups(cfg)
     if (found := policy.value(cfg, state, obs, memory, of.places, next_alive)) is not None:
@@ -178,7 +189,7 @@ def answers(seen: Seen) -> Answers:
 
 
 def greedy(cfg: Any, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
-    """Return every agent's most likely legal action: obs `[P, E, O]` for P members, where E counts all environments'
+    """Return every agent's most likely legal action, for obs `[P, E, O]` of P members, where E counts all environments'
     agents.
 
     A recurrent policy starts from a zero state.
@@ -195,8 +206,13 @@ def greedy(cfg: Any, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
 def evaluate(seen: Seen, cfg: Any, state: State, batch: Sequences, log_std: Tensor) -> tuple[Distribution, Tensor]:
     """Return the policy's action distribution and the values for a minibatch, both over `[P, K, B · L]`.
 
-    The minibatch holds B sequences of L steps for each of K agents and P members. The function `seen` computes the
-    critics' inputs; `log_std` are the log standard deviations of continuous actions.
+    The minibatch holds B sequences of L steps for each of K agents and P members.
+
+    Args:
+        seen: a function that computes the critics' inputs from all agents' observations.
+        cfg, state: the algorithm's configuration and state.
+        batch: the minibatch.
+        log_std: the log standard deviations of continuous actions.
     """
     of = agent_groups(cfg)
     of_actor, of_critic = memories(batch.memory, state.actor, state.critic)
@@ -215,8 +231,15 @@ def evaluate(seen: Seen, cfg: Any, state: State, batch: Sequences, log_std: Tens
 def loss(seen: Seen, cfg: Any, state: State, hp: Hyper, batch: Sequences, log_std: Tensor) -> tuple[Tensor, Tensor]:
     """Return each member's loss, and the distance of its policies from the old policies, `[P]` each.
 
-    The loss is PPO's mean loss of each group of agents, summed over groups. The function `seen` computes the critics'
-    inputs; `log_std` are the log standard deviations of continuous actions.
+    The old policies are those that collected the rollout. The loss is PPO's mean loss of each group of agents, summed
+    over groups.
+
+    Args:
+        seen: a function that computes the critics' inputs from all agents' observations.
+        cfg, state: the algorithm's configuration and state.
+        hp: hyper-parameters, `[P]` each.
+        batch: a minibatch of the rollout.
+        log_std: the log standard deviations of continuous actions.
     """
     of = agent_groups(cfg)
 
@@ -238,7 +261,8 @@ def loss(seen: Seen, cfg: Any, state: State, hp: Hyper, batch: Sequences, log_st
 def learn(cfg: Any, state: State, hp: Hyper, lessons: policy.Lessons, healthy: Tensor) -> Learned | None:
     """Learn from all minibatches of a rollout, in place, by the C kernels; see `native.policy.learn`.
 
-    Return None if the kernels cannot do it; then `update` does it, minibatch by minibatch.
+    Return None if the kernels cannot do it; then `update` learns from one minibatch after another. `lessons` are the
+    minibatches.
     """
     return policy.learn(cfg, state, hp, lessons, healthy, agent_groups(cfg).places)
 
@@ -248,7 +272,8 @@ def update(
 ) -> Learned:
     """Take one gradient step on a minibatch of a rollout, in place, see `_ppo.descend`.
 
-    The function `seen` computes the critics' inputs; `turn` is 0 for the first minibatch of the rollout, else 1.
+    The function `seen` computes the critics' inputs from all agents' observations; `turn` is 0 for the first minibatch
+    of the rollout, else 1.
     """
     log_std = optim.leaf(state.log_std)
     pairs = (state.actor, state.actor_adam), (state.critic, state.critic_adam)

@@ -52,8 +52,10 @@ class State:
 
 
 def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
-    """Return the input and output width of the actor. An output is an action's logit, or a continuous action before the
-    tanh."""
+    """Return the input and output width of the only network, the actor.
+
+    An output is the logit of a discrete action, or a value of the continuous action before the tanh.
+    """
     return {"actor": Widths(spaces.observations, spaces.actions)}
 
 
@@ -70,10 +72,9 @@ greedy = _actor_critic.best
 
 
 def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Return the greedy actions, or with probability ε random actions: obs `[P, E, O]` → `[P, E]` int64, or
-    `[P, E, A]`.
+    """Return the greedy actions, or with probability ε random actions: `[P, E]` int64, or `[P, E, A]` if continuous.
 
-    epsilon (ε) is `[P]` for P members with E environments each; legal is `[P, E, A]`.
+    obs is `[P, E, O]` for P members with E environments each, legal `[P, E, A]`, epsilon (ε) `[P]`.
     """
     if cfg.spaces.continuous:
         return or_random(greedy(cfg, state, obs, legal), epsilon, draw)

@@ -55,16 +55,27 @@ def init(cfg: Config, nets: Nets) -> State:
 
 
 def logits(cfg: Config, hp: Hyper, said: Mapping[str, Tensor]) -> Tensor:
-    """Return the logits `[P, n, V]` from which tokens are sampled; here the policy's own.
+    """Return the logits `[P, n, V]` from which tokens are sampled. Behaviour cloning takes the policy's outputs
+    unchanged.
 
-    `said` holds the outputs `[P, n, …]` of the networks that are needed to write, by name: n positions of P members, V
-    tokens of the vocabulary.
+    Args:
+        cfg: the algorithm's configuration.
+        hp: hyper-parameters, `[P]` each.
+        said: the outputs of the networks that are needed to write, by name: `[P, n, …]` for n positions of P members. V
+            counts the tokens of the vocabulary.
     """
     return said["policy"]
 
 
 def loss(cfg: Config, hp: Hyper, said: Tensor, batch: Games) -> Tensor:
-    """Return each member's loss `[P]` from the policy's logits `said`, `[P, B, L, V]`, for B games of L tokens."""
+    """Return each member's loss `[P]` on a minibatch of games.
+
+    Args:
+        cfg: the algorithm's configuration.
+        hp: hyper-parameters, `[P]` each.
+        said: `[P, B, L, V]`, the policy's logits: B games of L tokens, and V tokens of the vocabulary.
+        batch: the games.
+    """
     log_prob = ops.log_probs(said[..., :-1, :], batch.ids[..., 1:])
     return ops.total(ops.token_weights(batch.acts, "token"), -log_prob)
 

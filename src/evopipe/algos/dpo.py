@@ -57,16 +57,23 @@ networks, init = _language.networks, _language.init
 
 
 def asks(cfg: Config) -> frozenset[str]:
-    """Return the quantities that rows need before `loss`: for `dpo`, `reference`, log-probabilities under the base
-    model."""
+    """Return the names of what must be computed of rows of text before `loss` reads them.
+
+    For the loss `dpo` that is `reference`, the log-probabilities under the base model; other losses need nothing.
+    """
     return frozenset({"reference"} if cfg.loss == "dpo" else ())
 
 
 def preference(cfg: Config, now: TokenScores, batch: Text, hp: Hyper) -> ops.Preference:
     """Return each pair's loss and reward margin, `[P, n]` each for n pairs of P members.
 
-    The first n completions of the batch are the chosen ones, the last n the rejected ones. `beta`, `margin` and
-    `nll_alpha` of `hp` are `[P]`.
+    The first n completions of the batch are the chosen ones, the last n the rejected ones.
+
+    Args:
+        cfg: the algorithm's configuration, which says which loss it is.
+        now: the present log-probabilities of the tokens.
+        batch: the completions.
+        hp: hyper-parameters, `[P]` each: `beta`, `margin` and `nll_alpha`.
     """
     if cfg.loss == "dpo":
         chosen, rejected = _language.completion_sums(now.log_prob, batch)
@@ -82,7 +89,7 @@ def preference(cfg: Config, now: TokenScores, batch: Text, hp: Hyper) -> ops.Pre
 
 
 def fitness(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
-    """Return the score of each held-out pair, its negative loss, `[P, n]`.
+    """Return the score of each held-out pair, its negative loss: `[P, n]` for n pairs of P members.
 
     All members are scored with β, γ and α of `params.yaml`, because losses with the members' own values would not be
     comparable.
@@ -94,7 +101,8 @@ def fitness(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
 def figures(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> dict[str, Tensor]:
     """Return statistics of each held-out pair for reports, by name, `[P, n]` each for n pairs of P members.
 
-    They are whether the policy prefers the chosen completion, and the probabilities of both completions.
+    The statistics are whether the policy prefers the chosen completion, and the policy's probability of each of the two
+    completions.
     """
     chosen, rejected = (x.exp() for x in _language.completion_sums(now.log_prob, batch))
     return {"accuracy": (preference(cfg, now, batch, hp).margin > 0).float(), "chosen": chosen, "rejected": rejected}

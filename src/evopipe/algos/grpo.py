@@ -89,8 +89,13 @@ networks, init, asks = _language.networks, _language.init, _language.asks
 def estimate(cfg: Config, hp: Hyper, done: Text, group: int) -> Text:
     """Return the completions of a round with their advantages, relative to the other completions of the same prompt.
 
-    The `group` completions of a prompt are adjacent. If all rewards of a prompt are equal, `keep` becomes False for its
-    completions, and members do not learn from them.
+    If all rewards of a prompt are equal, `keep` becomes False for its completions, and members do not learn from them.
+
+    Args:
+        cfg: the algorithm's configuration.
+        hp: hyper-parameters, `[P]` each.
+        done: the completions, with rewards.
+        group: the number of adjacent completions of one prompt.
     """
     reward = given(done.reward)
     found = ops.group_advantages(

@@ -78,7 +78,12 @@ class State:
 
 
 class Values(NamedTuple):
-    """The critic's values of states: Q₁ and Q₂ of every token `[…, V]`, and the state value `[…]`."""
+    """The critic's values of states.
+
+    Attributes:
+        first, second: `[…, V]`, the action values Q₁ and Q₂ of each of V tokens.
+        state: `[…]`, the state value.
+    """
 
     first: Tensor
     second: Tensor
@@ -91,8 +96,13 @@ class Values(NamedTuple):
 
 
 class Said(NamedTuple):
-    """The outputs of the policy, the critic and the target critic, `[P, B, L, …]` each: B games of L tokens of P
-    members."""
+    """The outputs of networks for B games of L tokens of P members.
+
+    Attributes:
+        policy: `[P, B, L, …]`, the policy's logits.
+        critic: `[P, B, L, …]`, the outputs of the critic, see `Values`.
+        target: `[P, B, L, …]`, those of the target critic.
+    """
 
     policy: Tensor
     critic: Tensor
@@ -100,7 +110,10 @@ class Said(NamedTuple):
 
 
 def networks(cfg: Config, words: Words) -> Mapping[str, Widths]:
-    """Return the input and output widths of the networks. The critic's outputs are Q₁ and Q₂ of every token, then V."""
+    """Return the input and output width of every network, by name.
+
+    The critic's outputs are Q₁ of every token, then Q₂ of every token, then V.
+    """
     v = words.vocabulary
     return {"policy": Widths(v, v), "critic": Widths(v, 2 * v + 1)}
 
@@ -111,11 +124,15 @@ def init(cfg: Config, nets: Nets) -> State:
 
 
 def logits(cfg: Config, hp: Hyper, said: Mapping[str, Tensor]) -> Tensor:
-    """Return the logits `[P, n, V]` from which tokens are sampled: the policy's, lowered for tokens of negative
-    advantage.
+    """Return the logits `[P, n, V]` from which tokens are sampled.
 
-    `said` holds the outputs `[P, n, …]` of the networks that are needed to write, by name: n positions of P members, V
-    tokens of the vocabulary.
+    They are the policy's log-probabilities, lowered by β times the advantage for tokens of negative advantage.
+
+    Args:
+        cfg: the algorithm's configuration.
+        hp: hyper-parameters, `[P]` each.
+        said: the outputs of the networks that are needed to write, by name: `[P, n, …]` for n positions of P members. V
+            counts the tokens of the vocabulary.
     """
     values = Values.of(said["critic_target"])
     advantage = torch.minimum(values.first, values.second) - values.state[..., None]
@@ -123,7 +140,10 @@ def logits(cfg: Config, hp: Hyper, said: Mapping[str, Tensor]) -> Tensor:
 
 
 def loss(cfg: Config, hp: Hyper, said: Said, batch: Games) -> tuple[Tensor, Tensor]:
-    """Return the losses of each member's policy and of its critic, `[P]` each."""
+    """Return the losses of each member's policy and of its critic, `[P]` each, on a minibatch of games.
+
+    `said` holds the outputs of the networks for these games.
+    """
     token, weight = batch.ids[..., 1:], ops.token_weights(batch.acts, "token")
     now, target = Values.of(said.critic), Values.of(said.target)
     lowest = torch.minimum(*(pick(q[..., :-1, :], token) for q in target[:2])).detach()

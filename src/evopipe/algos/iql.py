@@ -73,8 +73,10 @@ class State:
 
 
 def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
-    """Return the input and output widths of the networks. The actor's outputs are the mean action, or a logit per
-    action."""
+    """Return the input and output width of every network, by name.
+
+    The actor's outputs are the mean action, or a logit for each discrete action.
+    """
     o, a = spaces.observations, spaces.actions
     critic = Widths(o + a, 1) if spaces.continuous else Widths(o, a)
     return {"actor": Widths(o, a), "value": Widths(o, 1), "critic_1": critic, "critic_2": critic}
@@ -95,8 +97,8 @@ greedy = _actor_critic.best
 def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
     """Return the greedy actions, with noise if actions are continuous, or with probability ε random actions.
 
-    obs is `[P, E, O]` (P members, E environments each), epsilon (ε) `[P]`; the result is `[P, E, A]`, or `[P, E]`
-    int64.
+    obs is `[P, E, O]` (P members, E environments each), epsilon (ε) `[P]`. The result is `[P, E, A]` for continuous
+    actions, else `[P, E]` int64.
     """
     if cfg.spaces.continuous:
         return noisy(greedy(cfg, state, obs, legal), epsilon, draw, cfg.noise_sd)
@@ -109,7 +111,7 @@ def _value(cfg: Config, state: State, obs: Tensor, legal: Tensor | None, memory:
 
 
 def answers(cfg: Config) -> Answers:
-    """Return the functions by which a policy computes values and probabilities.
+    """Return the functions by which an exported policy computes values and probabilities.
 
     For continuous actions there are no probabilities, because the fixed standard deviation of the policy serves only to
     weight the loss.
@@ -126,10 +128,9 @@ def _log_policy(cfg: Config, state: State, batch: Batch) -> Tensor:
 
 
 def loss(cfg: Config, state: State, hp: Hyper, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the loss of V and Q, the loss of the actor, and each transition's error.
+    """Return the loss of V and Q `[P]`, the loss of the actor `[P]`, and each transition's error `[P, B]`.
 
-    The losses are `[P]` for P members, the errors `[P, B]` for B transitions. No network gets a gradient from another
-    network's loss.
+    There are B transitions of P members. No network gets a gradient from another network's loss.
     """
     value = forward(state.value, batch.obs).squeeze(-1)  # [P, B]
     with torch.no_grad():

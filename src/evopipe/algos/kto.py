@@ -60,8 +60,12 @@ asks = _language.always("reference")
 def losses(cfg: Config, now: TokenScores, batch: Text, hp: Hyper) -> Tensor:
     """Return the loss of each completion, `[P, n]` for n completions of P members.
 
-    The first n rows of the batch are the completions to learn from. The last n are the same prompts with completions of
-    other rows, by which the reference point is estimated. `beta`, `desirable` and `undesirable` of `hp` are `[P]`.
+    Args:
+        cfg: the algorithm's configuration.
+        now: the present log-probabilities of the tokens.
+        batch: 2 n rows. The first n are the completions to learn from. The last n are the same prompts with completions
+            of other rows, by which the reference point is estimated.
+        hp: hyper-parameters, `[P]` each: `beta`, `desirable` and `undesirable`.
     """
     own, others = _language.completion_sums(now.log_prob - given(batch.reference), batch)
     zero = torch.zeros_like(own[:, 0])
@@ -72,7 +76,7 @@ def losses(cfg: Config, now: TokenScores, batch: Text, hp: Hyper) -> Tensor:
 
 
 def fitness(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
-    """Return the score of each held-out completion, its negative loss, `[P, n]`.
+    """Return the score of each held-out completion, its negative loss: `[P, n]` for n completions of P members.
 
     All members are scored with β and λ of `params.yaml`, because losses with the members' own values would not be
     comparable.

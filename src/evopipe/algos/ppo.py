@@ -83,8 +83,10 @@ class State:
 
 
 def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
-    """Return the input and output widths of the networks. The actor's outputs are logits, or means of continuous
-    actions."""
+    """Return the input and output width of every network, by name.
+
+    The actor's outputs are logits of discrete actions, or means of continuous actions.
+    """
     o, a = spaces.observations, spaces.actions
     return share_encoder({"actor": Widths(o, a), "critic": Widths(o, 1)}, o, cfg.share_encoder)
 
@@ -179,8 +181,16 @@ def _evaluate(cfg: Config, state: State, batch: Sequences, log_std: Tensor) -> t
 
 
 def loss(cfg: Config, state: State, hp: Hyper, batch: Sequences, log_std: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each member's loss, and the distance of its policy from the old policy, `[P]` each. Values of `hp` are
-    `[P]`."""
+    """Return each member's loss, and the distance of its policy from the old policy, `[P]` each.
+
+    The old policy is the one that collected the rollout.
+
+    Args:
+        cfg, state: the algorithm's configuration and state.
+        hp: hyper-parameters, `[P]` each.
+        batch: a minibatch of the rollout.
+        log_std: the log standard deviations of continuous actions.
+    """
     flat = batch.weight, batch.action, batch.log_prob, batch.advantage, batch.value, batch.target
     weight, action, log_prob, advantage, old_value, target = (x.flatten(1, 2) for x in flat)  # [P, B·L]
     if cfg.normalise_advantage:

@@ -76,16 +76,20 @@ networks, init = _language.networks_with_head, _language.init_with_head
 
 
 def asks(cfg: Config) -> frozenset[str]:
-    """Return the quantities that completions need before `estimate`: `value`, and `reference` if β is or may become
-    positive.
+    """Return the names of what must be computed of completions before their advantages are estimated.
 
-    `value` is the values of the tokens, `reference` their log-probabilities under the base model.
+    The name `value` stands for the values of the tokens. The name `reference`, for the log-probabilities of the tokens
+    under the base model, is returned too if the weight β of the divergence from the base is or may become positive.
     """
     return frozenset({"value", "reference"} if _language.wants_reference(cfg) else {"value"})
 
 
 def estimate(cfg: Config, hp: Hyper, done: Text, group: int) -> Text:
-    """Return the completions of a round with the advantages (GAE) and value targets of their tokens."""
+    """Return the completions of a round with the advantages (GAE) and value targets of their tokens.
+
+    `done` are the completions, with rewards and values. `group`, the number of adjacent completions of one prompt, has
+    no effect.
+    """
     mask, value = _language.counted(done), given(done.value)
     advantage = ops.token_gae(ops.on_last(given(done.reward), mask), value, mask, hp["gamma"], hp["gae_lambda"])
     return replace(done, advantage=ops.whiten(advantage, mask), target=advantage + value)

@@ -70,9 +70,9 @@ def _of_action(theta: Tensor, action: Tensor) -> Tensor:
 
 
 def values(cfg: Config, state: State, obs: Tensor) -> Tensor:
-    """Return the action values Q(s, ·), the means of the quantiles: obs `[P, E, O]` → `[P, E, A]`.
+    """Return the action values Q(s, ·), the means of the quantiles, for obs `[P, E, O]`: `[P, E, A]`.
 
-    There are E observations of P members.
+    There are E observations of each of P members.
     """
     with torch.no_grad():
         return _quantiles(cfg, state.q, obs).mean(dim=-1)
@@ -89,8 +89,8 @@ def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, 
 def target(cfg: Config, state: State, batch: Batch) -> Tensor:
     """Return the N target quantiles y of each transition, `[P, B, N]` for B transitions of P members.
 
-    The online network chooses the next action if `cfg.double`, else the target network. The target network gives its
-    quantiles.
+    The target network gives the quantiles of the next action. The action is chosen by the online network if
+    `cfg.double` is True, else by the target network.
     """
     with torch.no_grad():
         theta_t = _quantiles(cfg, state.target, batch.next_obs)  # [P, B, A, N]
@@ -106,9 +106,9 @@ def loss(cfg: Config, state: State, hp: Hyper, batch: Batch) -> tuple[Tensor, Te
 
 
 def signals(cfg: Config, state: State, batch: Batch) -> dict[str, Tensor]:
-    """Return training metrics of each member on a minibatch, `[P]` by name: the lowest and the highest quantile.
+    """Return training metrics `[P]` of each of P members on a minibatch, by name.
 
-    They are means over the minibatch of the lowest and of the highest quantile of the return of the action taken.
+    They are the means over the minibatch of the lowest and of the highest quantile of the return of the action taken.
     """
     theta = _of_action(_quantiles(cfg, state.q, batch.obs), batch.action)
     ends = told.means(batch.weight, theta.amin(dim=-1), theta.amax(dim=-1)).unbind(dim=1)

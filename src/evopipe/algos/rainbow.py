@@ -97,7 +97,10 @@ def init(cfg: Config, nets: Nets) -> State:
 
 
 def explore(cfg: Config, step: int) -> float:
-    """Return ε after `step` environment steps of a member; it is 0 with noisy networks, whose noise explores."""
+    """Return ε after `step` environment steps of a member: it goes linearly from `eps_start` to `eps_end`.
+
+    With noisy networks it is 0, because their noise explores.
+    """
     return 0.0 if cfg.noisy else _q_network.explore(cfg, step)
 
 
@@ -125,9 +128,9 @@ def _mean(cfg: Config, out: Tensor) -> Tensor:
 
 
 def values(cfg: Config, state: State, obs: Tensor) -> Tensor:
-    """Return the action values Q(s, ·), without noise on the weights: obs `[P, E, O]` → `[P, E, A]`.
+    """Return the action values Q(s, ·), without noise on the weights, for obs `[P, E, O]`: `[P, E, A]`.
 
-    There are E observations of P members.
+    There are E observations of each of P members.
     """
     with torch.no_grad():
         return _mean(cfg, _logits(cfg, state.q, obs, None))
@@ -169,11 +172,11 @@ def _of_action(out: Tensor, action: Tensor) -> Tensor:
 
 
 def signals(cfg: Config, state: State, batch: Batch) -> dict[str, Tensor]:
-    """Return training metrics of each member on a minibatch, `[P]` by name: mean probabilities of the lowest and
-    highest atom.
+    """Return training metrics `[P]` of each of P members on a minibatch, by name.
 
-    Large values show that `v_min` or `v_max` cuts off the return's distribution. Without a distribution, the result is
-    empty.
+    They are the means over the minibatch of the probabilities of the lowest and of the highest atom. Large values show
+    that `v_min` or `v_max` cuts off the return's distribution. If the algorithm is not `distributional`, the result is
+    an empty dict.
     """
     if not cfg.distributional:
         return {}

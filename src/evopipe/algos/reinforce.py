@@ -70,10 +70,17 @@ networks, init, asks = _language.networks, _language.init, _language.asks
 
 
 def estimate(cfg: Config, hp: Hyper, done: Text, group: int) -> Text:
-    """Return the completions of a round with their advantages, which are computed from the completions' returns.
+    """Return the completions of a round with their advantages, which compare each completion's return with those of
+    others.
 
-    The `group` completions of a prompt are adjacent. Where all returns that are compared are equal, `keep` becomes
-    False, and members do not learn from these completions.
+    If all returns that are compared are equal, `keep` becomes False for these completions, and members do not learn
+    from them.
+
+    Args:
+        cfg: the algorithm's configuration, which says what a return is compared with.
+        hp: hyper-parameters, `[P]` each.
+        done: the completions, with rewards.
+        group: the number of adjacent completions of one prompt.
     """
     returns = given(done.reward)
     if done.reference is not None:

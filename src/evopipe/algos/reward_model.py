@@ -55,9 +55,9 @@ def margins(now: TokenScores, batch: Text) -> Tensor:
 
 
 def fitness(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
-    """Return the score of each held-out pair: the log-probability, in nats, that the chosen completion is preferred.
+    """Return the score of each held-out pair of completions, `[P, n]` for n pairs of P members.
 
-    It is `[P, n]` for n pairs of P members.
+    The score is the log-probability, in nats, that the chosen completion is preferred.
     """
     return ops.preferred(margins(now, batch))
 

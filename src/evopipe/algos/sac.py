@@ -80,8 +80,10 @@ class State:
 
 
 def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
-    """Return the input and output widths of the networks. The actor's outputs are mean and log standard deviation, or
-    logits."""
+    """Return the input and output width of every network, by name.
+
+    The actor's outputs are mean and log standard deviation of continuous actions, or logits of discrete actions.
+    """
     o, a = spaces.observations, spaces.actions
     critic = Widths(o + a, 1) if spaces.continuous else Widths(o, a)
     found = {"actor": Widths(o, 2 * a if spaces.continuous else a), "critic_1": critic, "critic_2": critic}
@@ -102,7 +104,8 @@ explore = _actor_critic.explore
 def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
     """Return the greedy actions, for obs `[P, E, O]` of P members with E environments each.
 
-    They are the tanh of the policy's mean, `[P, E, A]` in [−1, 1], or the most likely legal actions, `[P, E]` int64.
+    Continuous actions are the tanh of the policy's mean, `[P, E, A]` in [−1, 1]. Discrete actions are the most likely
+    legal ones, `[P, E]` int64.
     """
     with torch.no_grad():
         out = forward(state.actor, forward(state.encoder, obs))
@@ -110,10 +113,9 @@ def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tens
 
 
 def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Sample actions from the policy, or with probability ε uniformly: obs `[P, E, O]` → `[P, E, A]`, or `[P, E]`
-    int64.
+    """Sample actions from the policy, or with probability ε uniformly: `[P, E, A]` if continuous, else `[P, E]` int64.
 
-    epsilon (ε) is `[P]` for P members with E environments each; legal is `[P, E, A]`.
+    obs is `[P, E, O]` for P members with E environments each, legal `[P, E, A]`, epsilon (ε) `[P]`.
     """
     with torch.no_grad():
         x = forward(state.encoder, obs)

@@ -36,9 +36,9 @@ asks = _language.always()
 
 
 def fitness(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
-    """Return the score of each held-out completion: the mean log-probability of its tokens, in nats.
+    """Return the score of each held-out completion, `[P, B]` for B completions of P members.
 
-    It is `[P, B]` for B completions of P members.
+    The score is the mean log-probability of the completion's tokens, in nats.
     """
     return ops.row_means(now.log_prob, batch.mask)
 

@@ -86,9 +86,9 @@ class State:
 
 
 def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
-    """Return the input and output widths of the networks.
+    """Return the input and output width of every network, by name.
 
-    The actor's outputs are mean and log standard deviation, a critic's are its quantiles.
+    The actor's outputs are mean and log standard deviation, a critic's outputs are its quantiles.
     """
     o, a = spaces.observations, spaces.actions
     return {"actor": Widths(o, 2 * a)} | dict.fromkeys(CRITICS[: cfg.critics], Widths(o + a, cfg.quantiles))
@@ -144,10 +144,10 @@ def answers(cfg: Config) -> Answers:
 
 
 def target(cfg: Config, state: State, batch: Batch, draw: Stream) -> Tensor:
-    """Return the target quantiles y of each transition, `[P, B, (N − d) M]`, in rising order.
+    """Return the target quantiles y of each of B transitions of P members, in rising order.
 
-    There are B transitions of P members. The N quantiles of each of M target critics are pooled, and the d M largest
-    are left out.
+    The N quantiles of each of M target critics are pooled, and the d M largest are left out, where d is `dropped`. The
+    result is `[P, B, (N − d) M]`.
     """
     with torch.no_grad():
         action, log_pi = ops.squashed_gaussian(*ops.with_noise(forward(state.actor, batch.next_obs), draw))
@@ -167,9 +167,9 @@ def loss(cfg: Config, state: State, hp: Hyper, batch: Batch, draw: Stream) -> tu
 
 
 def signals(cfg: Config, state: State, batch: Batch) -> dict[str, Tensor]:
-    """Return training metrics of each member on a minibatch, `[P]` by name: the lowest and the highest quantile.
+    """Return training metrics `[P]` of each of P members on a minibatch, by name.
 
-    They are means over the minibatch of the lowest and of the highest quantile of all critics.
+    They are the means over the minibatch of the lowest and of the highest of all critics' quantiles.
     """
     theta = action_value(state.critics, batch.obs, batch.action)
     ends = told.means(batch.weight, theta.amin(dim=(1, 3)), theta.amax(dim=(1, 3))).unbind(dim=1)

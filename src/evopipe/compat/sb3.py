@@ -43,8 +43,8 @@ class Predictor:
         Args:
             observation: an observation as the environment gives it, or a batch `[B, …]`.
             state: what the last call returned; None at the beginning.
-            episode_start: `[B]`, whether an episode begins there, whose state is then forgotten.
-            deterministic: whether actions are greedy. If not, they are drawn as in training: from the policy of
+            episode_start: `[B]`, true where an episode begins; the recurrent state is cleared there.
+            deterministic: whether actions are greedy. If False, actions are drawn as in training: from the policy of
                 algorithms that have one, with the noise of those that explore by noise. Algorithms that act by values
                 are greedy in any case.
             action_masks: legal actions `[A]` or `[B, A]`, as sb3-contrib's `MaskablePPO` takes them; None: all.

@@ -32,6 +32,15 @@ class Arch:
     """The architecture of one member's perceptrons, as plain data.
 
     It is an `Architecture`; methods without a docstring are documented there.
+
+    Attributes:
+        encoder: the hidden layers of the encoder.
+        latent: the width of the layer between encoder and head.
+        head: the hidden layers of the head.
+        activation: the name of the activation's class in `torch.nn`.
+        layer_norm: whether the hidden layers are normalised.
+        stem: the convolutions that read the images of an observation.
+        kind: the kind of encoder: `mlp`, `simba` or `resnet` (residual), or `lstm`.
     """
 
     encoder: tuple[Block, ...]
@@ -85,13 +94,13 @@ class Arch:
     def own(self, widths: Widths) -> slice:
         """Return a slice of `layers` that selects the hidden layers of a network with the role `widths.role`.
 
-        The roles are the whole network, the encoder with the latent, or the head.
+        The role `whole` has all layers, `encoder` those of the encoder and the latent, `head` those of the head.
         """
         behind = 1 + len(self.encoder)
         return {"whole": slice(None), "encoder": slice(behind), "head": slice(behind, None)}[widths.role]
 
     def layout(self, widths: Widths, line: int = 1) -> Layout:
-        """Return where each parameter of a network is stored in its flat row, without pads.
+        """Return where each parameter of a network is stored in its flat row, without padding.
 
         The parameter α of a blended layer (one whose output is mixed with its input) is followed by unused places up to
         a multiple of `line`, so that later parameters are aligned.
@@ -191,14 +200,18 @@ class Arch:
         return {p.name: p.of(row) if p.name.endswith("weight") else p.of(row).view(-1) for p in parts}
 
     def initialise(self, widths: Widths, rng: Any) -> Tensor:
-        """Draw the initial weights of a network, as a flat row `[n]`.
+        """Draw the initial weights of a network, as a flat row `[n]`. `rng` is a `numpy.random.Generator`.
 
-        Weights are orthogonal with gain √2, those of the output layer with the gain in `widths` (Saxe et al., 2014).
-        Biases of hidden layers and convolutions are 0 or uniform in ±1/√inputs, as in torch; `auto` chooses zeros
-        except with a ReLU. (With zero biases, a ReLU network passes no gradient for an observation that is all zeros.)
-        Output biases, norm shifts and the α of blended layers are 0, norm gains 1. Weights that lead back from a
-        residual block are 0, so that the block starts as the identity. Weights of LSTM layers are orthogonal with gain
-        1, their biases uniform in ±1/√units, and the biases of their forget gates 1 (Jozefowicz et al., 2015).
+        - Weights are orthogonal with gain √2; those of the output layer have the gain in `widths` (Saxe et al., 2014).
+        - Biases of hidden layers and convolutions are `zeros` or `uniform` in ±1/√inputs, as `widths.biases` says;
+          `auto` chooses zeros except with a ReLU. (With zero biases, a ReLU network passes no gradient for an
+          observation that is all zeros.) Output biases are 0.
+        - Layer normalisation has gains 1 and shifts 0, and the α of a blended layer (one whose output is mixed with its
+          input) is 0.
+        - The weights by which a residual block adds to the residual stream are 0, so that the block starts as the
+          identity.
+        - Weights of LSTM layers are orthogonal with gain 1, their biases uniform in ±1/√units, and the biases of their
+          forget gates 1 (Jozefowicz et al., 2015).
         """
         if widths.copies > 1:
             one = widths._replace(copies=1)
@@ -226,17 +239,18 @@ class Arch:
 
     @property
     def family(self) -> Hashable:
-        """The convolutions of the architecture, see `Architecture.family`.
+        """The architecture's convolutions, which must be equal in members that share a cohort; see
+        `Architecture.family`.
 
-        Members with different convolutions never share a cohort (a padded batch), because convolutions are not padded.
+        A cohort is a batch of members with padded layers, and convolutions are not padded.
         """
         return self.stem
 
     @property
     def signature(self) -> Hashable:
-        """The padded width of every layer, and for every layer whether it needs no pads; see `Architecture.signature`.
+        """The padded width of every layer, and for every layer whether it needs padding; see `Architecture.signature`.
 
-        A layer without pads is normalised by another formula, which may change the last bits of results.
+        A layer without padding is normalised by another formula, which may change the last bits of results.
         """
         return widest([self]), tuple(block.width % WIDTH_MULTIPLE == 0 for block in self.layers.values())
 
@@ -244,8 +258,8 @@ class Arch:
     def work(archs: Sequence[Arch]) -> int:
         """Return the number of multiplications for one input in the padded network that these architectures share.
 
-        The width of the observation is not known here: the first layer counts as if its input were as wide as its
-        output.
+        The architectures do not know the width of the observation, so the first layer counts as if its input were as
+        wide as its output.
         """
         shared = widest(archs)
         gates = 8 if shared.recurrent else 1  # an LSTM layer: four gates, each reading its input and its own outputs

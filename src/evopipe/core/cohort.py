@@ -28,9 +28,12 @@ BATCH_MULTIPLE = 32
 
 
 class Pace(NamedTuple):
-    """How a member learns: its batch size, and a value `when` that identifies the steps at which it learns.
+    """How a member learns. Only members with equal `when` share a cohort.
 
-    Only members with equal `when` share a cohort.
+    Attributes:
+        batch: the member's batch size.
+        when: a value that identifies the steps at which the member learns, such as its `learn_step`; None if all
+            members learn at the same steps.
     """
 
     batch: int = 1
@@ -54,19 +57,33 @@ class Cohort:
     """P members that train as one batch of padded tensors, one row per member.
 
     Row r belongs to the member of slot `slots[r]`; a slot is a place in the population.
+
+    Attributes:
+        members: the members as they were when the cohort was formed; their tensors are out of date.
+        structures: the structure of every network, by name.
+        state: the algorithm's state, whose rows are in the order of `members`.
+        keys: `[P]` int64, the members' random keys.
+        hyper: the hyper-parameters by name, `[P]` each.
+        weight: `[P, B]`, the weight of each place in a minibatch. A member with batch size b ≤ B has b places of weight
+            1 / b; the others have weight 0.
+        healthy: `[P]` bool, False for members that have diverged.
+        losses: `[P]`, the losses of the last update; NaN before the first.
+        pace: a function that returns how a member learns.
+        normaliser: the running statistics of observations and rewards; None if nothing is normalised.
+        runner: a cache of recorded functions, such as CUDA graphs.
     """
 
-    members: tuple[Member, ...]  # as they were when the cohort was formed: their tensors are stale
-    structures: Mapping[str, Structure]  # of every network
-    state: Any  # the algorithm's, rows in the order of `members`
-    keys: Tensor  # [P] int64
-    hyper: Mapping[str, Tensor]  # [P] each
-    weight: Tensor  # [P, B], (j < b_p) / b_p: a member's own batch size inside the padded batch
-    healthy: Tensor  # [P] bool
-    losses: Tensor  # [P] of the last update, NaN before the first
+    members: tuple[Member, ...]
+    structures: Mapping[str, Structure]
+    state: Any
+    keys: Tensor
+    hyper: Mapping[str, Tensor]
+    weight: Tensor
+    healthy: Tensor
+    losses: Tensor
     pace: PaceOf
-    normaliser: Normaliser | None = None  # what the members have seen, None where nothing is normalised
-    runner: Runner = field(default_factory=Runner, repr=False, compare=False)  # no state of its own
+    normaliser: Normaliser | None = None
+    runner: Runner = field(default_factory=Runner, repr=False, compare=False)
 
     @property
     def slots(self) -> list[int]:
@@ -75,10 +92,10 @@ class Cohort:
 
     @cached_property
     def without_runner(self) -> Cohort:
-        """A copy of the cohort with a new runner. It shares all tensors with the cohort.
+        """A copy of the cohort with a new, empty runner. It shares all tensors with the cohort.
 
-        Recorded functions refer to this copy, because the runner that holds them must not refer to a cohort that refers
-        to the runner.
+        The functions that a runner records refer to this copy. If they referred to the cohort itself, cohort and runner
+        would refer to each other.
         """
         return replace(self, runner=Runner())
 
@@ -89,14 +106,14 @@ class Cohort:
 
     @property
     def memory(self) -> int:
-        """The number of recurrent state values `M` that the networks of one member carry from step to step, pads
-        included."""
+        """The number of recurrent state values `M` that the networks of one member carry from step to step, with
+        padding."""
         return sum(structure.memory for structure in self.structures.values())
 
     def pieces(self, memory: Tensor) -> dict[tuple[str, int], Tensor]:
-        """Split recurrent states `[…, M]` into views, one for each part of each network's state, pads included.
+        """Split recurrent states `[…, M]` into views, one for each part of each network's state, with padding.
 
-        The keys are (network, index), where the index is that of `Structure.memory_widths`.
+        The keys are pairs (network, index): the network's name, and the part's index in `Structure.memory_widths`.
         """
         widths = {
             (name, i): width
@@ -106,11 +123,12 @@ class Cohort:
         return dict(zip(widths, memory.split([*widths.values()], dim=-1), strict=True)) if widths else {}
 
     def normalised(self, obs: Tensor, there: Tensor | None = None) -> Tensor:
-        """Return observations `[P, …, O]` as the members' networks read them: normalised, if the run normalises
-        observations.
+        """Return observations as the members' networks read them: normalised, if the run normalises observations.
 
-        In a team, `there` `[P, …]` says which agents are present. The observations of absent agents become zeros after
-        normalisation.
+        Args:
+            obs: `[P, …, O]`, the observations.
+            there: for a team, `[P, …]` bool, whether the agent is present. The observations of absent agents become
+                zeros after normalisation.
         """
         if self.normaliser is None:
             return obs
@@ -184,9 +202,12 @@ COSTS = {"cpu": _Costs(400.0, 7e-5, 16), "cuda": _Costs(400.0, 2e-7, 4096)}
 
 
 def cost(members: Sequence[Member], pace: PaceOf, costs: _Costs = COSTS["cpu"]) -> float:
-    """Return the cost model's estimate of the time of one update of these members in one cohort, in µs.
+    """Return an estimate, by a model of the cost, of the time of one update of these members in one cohort, in µs.
 
-    `pace` returns a member's batch size; `costs` holds the constants of the device.
+    Args:
+        members: the members.
+        pace: a function that returns a member's `Pace`, which has its batch size.
+        costs: the constants of the device.
     """
     batch = max(pace(member).room for member in members)
     work = members[0].arch.work([member.arch for member in members])
@@ -255,7 +276,7 @@ def form(
         widths: the input and output width of every network.
         device: the device of the cohorts' tensors.
         pace: a function that returns how a member learns.
-        mode: which members may share a cohort, see `Grouping`.
+        mode: which members may share a cohort: `exact`, `merged` or `whole`, see `Grouping`.
         paths: the fast paths (CUDA graphs, `torch.compile`) that the cohorts use; None for none.
     """
     groups = _group(members, pace, mode, device.type)
@@ -306,7 +327,7 @@ def _form(
 
 
 def dissolve(cohorts: Sequence[Cohort]) -> list[Member]:
-    """Return the members of cohorts, in slot order, with their present tensors as copies on the CPU, without pads."""
+    """Return the members of cohorts in slot order, with copies of their present tensors on the CPU, without padding."""
     found = []
     for cohort in cohorts:
         seen = () if cohort.normaliser is None else cohort.normaliser.rows()
@@ -352,7 +373,7 @@ def create(
     rows: Mapping[str, Sequence[Tensor]],
     widths: Mapping[str, Widths],
 ) -> list[Member]:
-    """Return new members with their initial state, which the algorithm's `init` makes.
+    """Return new members with the initial tensors that the algorithm's `init` makes.
 
     Args:
         members: members of one architecture, which have no tensors yet.

@@ -18,8 +18,11 @@ from evopipe.types import Tensor
 class Copies:
     """A structure in which each row holds the parameters of several networks of one architecture, one after the other.
 
-    A team uses it where each agent has its own network. `inner` is the structure with one row for each of the `copies`
-    networks; the rows of a member's networks are adjacent. The methods are those of `Structure`.
+    A team uses it where each agent has its own network. The methods are those of `Structure`.
+
+    Args:
+        inner: the structure with one row per network; the rows of a member's networks are adjacent.
+        copies: the number of networks of each member.
     """
 
     def __init__(self, inner: Structure, copies: int) -> None:

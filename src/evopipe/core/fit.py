@@ -27,8 +27,14 @@ def forms_of_rows(
 ) -> Forms:
     """Return the forms (shape and type) of a member's tensors that do not depend on its architecture, by name.
 
-    They are the fields of the algorithm's state that `core.member.row` declares, such as update counts, and all tensors
-    that a normaliser may have. The forms are read from a smallest possible member, which the algorithm's `init` makes.
+    These tensors are the fields of the algorithm's state that `core.member.row` declares, such as update counts, and
+    all tensors that a normaliser may have. The forms are read from the smallest possible member.
+
+    Args:
+        state_type: the algorithm's class `State`.
+        init: the algorithm's function from networks to its state.
+        widths: the input and output width of every network.
+        spaces: the environment's spaces.
     """
     rows = {name: [torch.zeros(_LEAST.size(each))] for name, each in widths.items()}
     (made,) = create([Member(0, 0, None, 0, _LEAST, {}, {})], init, rows, widths)
@@ -41,7 +47,13 @@ def forms_of_rows(
 def forms_of_networks(state_type: type[Any], arch: Architecture, widths: Mapping[str, Widths]) -> Forms:
     """Return the forms (shape and type) of a member's tensors that depend on its architecture, by name.
 
-    They are the parameters, noise scales and optimiser moments of its networks. No tensor is allocated.
+    These tensors are the parameters, noise scales and optimiser moments of the member's networks. No tensor is
+    allocated.
+
+    Args:
+        state_type: the algorithm's class `State`.
+        arch: the member's architecture.
+        widths: the input and output width of every network.
     """
     kinds = tensor_kinds(state_type, widths)
     return {

@@ -26,7 +26,8 @@ RECOMPILES = 64  # structures that torch.compile keeps code for; its own 8 are g
 
 
 class Paths:
-    """The fast paths of a run (CUDA graphs and `torch.compile`): one object that all its cohorts share.
+    """The fast paths of a run (CUDA graphs and `torch.compile`): one object that all its cohorts (batches of members)
+    share.
 
     Args:
         capture: `graph` for CUDA graphs; `buffers` for the fixed input and output tensors of a graph, but without a
@@ -35,7 +36,7 @@ class Paths:
 
     Attributes:
         given_up: one sentence for each path that failed and was abandoned, with the reason.
-        recorded: the number of recordings made.
+        recorded: the number of functions that were recorded for replay.
     """
 
     def __init__(self, capture: Capture = "none", compiled: bool = False) -> None:
@@ -74,7 +75,10 @@ class Paths:
 
 
 class Runner:
-    """Cache of the functions that one cohort recorded for replay, such as CUDA graphs of `act` and `update`."""
+    """Cache of the functions that one cohort (a batch of members) recorded for replay, such as CUDA graphs of `act`.
+
+    `paths` are the fast paths of the run; None for none.
+    """
 
     def __init__(self, paths: Paths | None = None) -> None:
         self.paths = paths or Paths()
@@ -89,10 +93,11 @@ class Runner:
         bound: Callable[[], Sequence[Tensor]],
         written: Callable[[], Sequence[Tensor]] = lambda: (),
     ) -> Callable[[], tuple[Tensor, ...]]:
-        """Return a function without arguments that runs a piece of work on these inputs; it is meant to be called once.
+        """Return a function without arguments that runs a piece of work on the tensors `inputs`. It is meant to be
+        called once.
 
-        The work is recorded at the first call for a `name`, and replayed later. If the fast paths have `capture`
-        `none`, the function calls the work directly.
+        The work is recorded when a `name` is new, and replayed later. If the fast paths have `capture` `none`, the
+        function calls the work directly. The function returns the work's outputs, a tuple of tensors.
 
         Args:
             name: identifies the work, and everything that changes its shapes or operators.
@@ -209,7 +214,7 @@ def upload(x: Tensor, device: torch.device) -> Tensor:
     """Copy a tensor from the host to a device without waiting for earlier work of the device.
 
     A plain `.to(device)` would wait; a copy from pinned memory does not. The caller may overwrite `x` immediately. If
-    both are the CPU, x itself is returned.
+    `x` is on the CPU and the device is the CPU, `x` itself is returned.
     """
     if x.is_cpu and device.type == "cpu":
         return x

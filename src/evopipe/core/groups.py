@@ -39,13 +39,19 @@ class _Places(NamedTuple):
 class AgentGroups:
     """The agents of a team, divided into groups of agents that share a network.
 
-    `K` agents form `G` groups of at most `n` agents; each member has one network per group. Shapes use P members and B
-    rows of a batch. Smaller groups are padded to n places, so that the networks of all groups run in one batch.
+    `K` agents form `G` groups of at most `n` agents; each member has one network per group. Smaller groups are padded
+    to n places, so that the networks of all groups run in one batch. In shapes, P counts members, B rows of a batch, O
+    the numbers of an observation, and A the actions of the agent with the most.
+
+    Attributes:
+        spaces: the environment's spaces.
+        team: the agents.
+        groups: the indices of each group's agents.
     """
 
     spaces: Spaces
     team: Team
-    groups: tuple[tuple[int, ...], ...]  # places of each one's agents
+    groups: tuple[tuple[int, ...], ...]
     _on: dict[torch.device, _Places] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -60,7 +66,8 @@ class AgentGroups:
 
     @cached_property
     def ids(self) -> int:
-        """The length of the one-hot code that distinguishes the agents of a group; 0 if no agents share a network."""
+        """The length of the one-hot code by which a shared network tells its agents apart; 0 if no agents share a
+        network."""
         return self.seats if self.seats > 1 else 0
 
     @cached_property
@@ -72,24 +79,25 @@ class AgentGroups:
 
     @cached_property
     def seen(self) -> list[int]:
-        """The indices of the columns without padding, where the `plain` columns of all agents are put side by side.
+        """The columns that are no padding when the `plain` columns of all agents' observations are put side by side.
 
-        They are indices into K · (number of plain columns). Agents with shorter observations have padding columns.
+        Each is an index in 0 … K · (number of plain columns) − 1. Agents with shorter observations have padding
+        columns.
         """
         n = len(self.plain)
         return [i * n + j for i, own in enumerate(self.team.observations) for j, c in enumerate(self.plain) if c < own]
 
     @cached_property
     def done(self) -> list[int]:
-        """The indices of the columns without padding, where the action columns of all agents are put side by side.
+        """The columns that are no padding when the A action columns of all agents are put side by side.
 
-        They are indices into K · A. Agents with fewer actions have padding columns.
+        Each is an index in 0 … K · A − 1. Agents with fewer actions have padding columns.
         """
         return [i * self.spaces.actions + j for i, own in enumerate(self.team.actions) for j in range(own)]
 
     @cached_property
     def places(self) -> Places:
-        """The description of the team that the C kernels read. The kernels support no images."""
+        """The description of the team in the form that the C kernels read. The kernels do not support images."""
         at = {agent: (g, i) for g, group in enumerate(self.groups) for i, agent in enumerate(group)}
         group, seat = zip(*(at[agent] for agent in range(self.agents)), strict=True)
         return Places(tuple(self.team.observations), tuple(self.team.actions), group, seat, self.ids)
@@ -103,7 +111,7 @@ class AgentGroups:
     def joint(self, actions: bool = True) -> int:
         """Return the input width of a centralised critic, which reads all agents' observations.
 
-        If `actions` is True, it reads all agents' actions too.
+        If `actions` is True, the critic reads all agents' actions too.
         """
         own = self.spaces.observations if self.spaces.images else 0
         return own + len(self.seen) + (len(self.done) if actions else 0) + self.ids
@@ -145,8 +153,8 @@ class AgentGroups:
     def first(self, x: Tensor) -> Tensor:
         """Move the axis of agents before the batch axis: `[P, B, K, …]` → `[P, K, B, …]`.
 
-        The result and its gradient are contiguous. A gradient with another memory layout than its tensor could have
-        other last bits for one member than for several.
+        The result and its gradient are contiguous. If they were not, the last bits of a member's gradient could depend
+        on the number of members.
         """
         return x.transpose(1, 2).contiguous()
 
@@ -161,7 +169,7 @@ class AgentGroups:
     def seated(self, x: Tensor) -> Tensor:
         """Arrange agents' inputs by the network that each agent uses: `[P, K, B, …]` → `[P · G, n · B, …]`.
 
-        The places of a group with fewer than n agents are filled with copies of its first agent's inputs.
+        A group with fewer than n agents has free places, which are filled with copies of its first agent's inputs.
         """
         seats = self.on(x.device).seats
         x = x if seats is None else x.index_select(1, seats)
@@ -175,9 +183,9 @@ class AgentGroups:
         return out if back is None else out.index_select(1, back)
 
     def run(self, net: Net, x: Tensor) -> Tensor:
-        """Run every agent's network on the agent's inputs: `[P, K, B, inputs]` → `[P, K, B, outputs]`.
+        """Run every agent's network `net` on the agent's inputs x: `[P, K, B, inputs]` → `[P, K, B, outputs]`.
 
-        Twin networks give `[2, P, K, B, outputs]`.
+        If every agent has two networks (twins), the result is `[2, P, K, B, outputs]`.
         """
         out = forward(net, self.seated(x))
         if out.ndim == 3:
@@ -185,18 +193,21 @@ class AgentGroups:
         return torch.stack([self.back(each) for each in out.unbind(dim=1)])
 
     def named(self, x: Tensor) -> Tensor:
-        """Append each agent's one-hot code, if agents share a network: `[P, K, B, F]` → `[P, K, B, F + ids]`."""
+        """Append each agent's one-hot code (see `ids`) to its inputs: `[P, K, B, F]` → `[P, K, B, F + ids]`.
+
+        If no agents share a network, nothing is appended.
+        """
         if not self.ids:
             return x
         ids = self.on(x.device).ids.to(x.dtype)[:, None]
         return torch.cat((x, ids.expand(*x.shape[:-1], -1)), dim=-1)
 
     def there(self, next_alive: Tensor) -> Tensor:
-        """Return which agents are present in the next state on which each agent's target depends: bool `[P, K, B, K]`.
+        """Return which agents are present in the next state, as the target of each agent sees it: bool `[P, K, B, K]`.
 
-        Axis 1 is the agent whose target is computed, the last axis the agent that is present or absent. `next_alive` is
-        `[P, B, K]`, with the values in `evopipe.types`. An agent that was truncated is present only in the targets of
-        agents that were truncated at the same step.
+        Axis 1 is the agent whose target is computed, the last axis the agent that is present or absent. An agent that
+        was truncated is present only in the targets of agents that were truncated at the same step. `next_alive` `[P,
+        B, K]` is each agent's status after the step: `GONE`, `ACTS` or `CUT`, see `evopipe.types`.
         """
         of = next_alive[:, None]  # [P, 1, B, K]
         return (of == ACTS) | ((of == CUT) & (next_alive.transpose(1, 2)[..., None] == CUT))
@@ -204,9 +215,13 @@ class AgentGroups:
     def together(self, obs: Tensor, actions: Tensor | None = None) -> Tensor:
         """Return the input of every agent's centralised critic, `[P, K, B, joint]`.
 
-        Observations are `[P, B, K, O]` and actions `[P, B, K, A]`. Either may be `[P, K, B, K, …]` instead, if the
-        critics of different agents (axis 1) read different values. A critic reads the images of its own agent only,
-        because a network has convolutions for one observation.
+        A critic reads all agents' observations and, if they are given, actions. It reads the images of its own agent
+        only, because a network has convolutions for one observation.
+
+        Args:
+            obs: `[P, B, K, O]`; or `[P, K, B, K, O]`, if the critics of different agents (axis 1) read different
+                values.
+            actions: `[P, B, K, A]`, or `[P, K, B, K, A]`; None for critics that read no actions.
         """
         places = self.on(obs.device)
         parts = [_side_by_side(obs if places.plain is None else obs.index_select(-1, places.plain), places.seen)]
@@ -221,8 +236,8 @@ class AgentGroups:
         return self.named(torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0])
 
     def own(self, actions: Tensor, else_: float = 0.0) -> Tensor:
-        """Return actions `[P, K, B, A]` with `else_` in the columns that an agent with fewer than A actions does not
-        have."""
+        """Return actions `[P, K, B, A]` with the number `else_` in the columns that an agent with fewer actions
+        lacks."""
         missing = self.on(actions.device).missing
         return actions if missing is None else actions.masked_fill(missing, else_)
 
@@ -230,14 +245,16 @@ class AgentGroups:
         """Return which actions are legal for each agent, `[P, K, B, A]` bool; None if all A actions are legal for all
         agents.
 
-        If the environment gives no mask (`legal` is None), the actions that an agent does not have are illegal. `like`
-        is a tensor of the result's shape.
+        Args:
+            legal: the environment's mask of legal actions, `[P, K, B, A]` bool; None if there is none. Then the actions
+                that an agent lacks are illegal.
+            like: a tensor of the result's shape.
         """
         missing = self.on(like.device).missing
         return ~missing.expand_as(like) if legal is None and missing is not None else legal
 
     def of_group(self, x: Tensor) -> Tensor:
-        """Return the value of each agent's group: `[P, G, …]` → `[P, K, …]`."""
+        """Return for each agent the values of its group: x `[P, G, …]` → `[P, K, …]`."""
         group = self.on(x.device).group
         return x if group is None else x.index_select(1, group)
 
@@ -258,7 +275,11 @@ def agent_groups(cfg: Any, spaces: Spaces | None = None) -> AgentGroups:
     """Return the agents of an environment, divided into the groups that share networks by the algorithm's
     configuration.
 
-    `spaces` are the environment's, by default those of `cfg`. An environment with one agent counts as a team of one.
+    An environment with one agent counts as a team of one.
+
+    Args:
+        cfg: the algorithm's configuration.
+        spaces: the environment's spaces; None for those in `cfg`.
 
     Raises:
         ValueError: a group names no agent, or an agent is in no group or in two, see `Team.groups`.

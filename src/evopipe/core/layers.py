@@ -40,8 +40,8 @@ def activate(x: Tensor, runs: Sequence[tuple[str, int, int]]) -> Tensor:
     """Apply each member's activation function to x `[P, B, H]`: B inputs and H units of P members. x may be
     overwritten.
 
-    `runs` holds triples (activation, first row, end row): neighbouring members with the same activation. Members are
-    ordered by activation, so slices suffice; they cost a fifth of a `torch.where` over all activations.
+    `runs` holds triples (activation, first row, end row) of neighbouring members with the same activation. Members are
+    ordered by activation, so that each run is a slice; this costs a fifth of a `torch.where` over all activations.
     """
     if len(runs) == 1:
         name = runs[0][0]
@@ -51,17 +51,17 @@ def activate(x: Tensor, runs: Sequence[tuple[str, int, int]]) -> Tensor:
 
 
 def layer_norm(x: Tensor, gain: Tensor, bias: Tensor, mask: Tensor | None) -> Tensor:
-    """Normalise x over each member's own units (Ba, Kiros & Hinton, 2016). Pads become zero.
+    """Normalise x over each member's own units (Ba, Kiros & Hinton, 2016). Padding units become zero.
 
     A row whose variance is not finite becomes NaN.
 
     Args:
-        x: `[P, B, H]`: B inputs and H units, pads included, of P members.
-        gain, bias: `[P, 1, H]`, zero on pads.
-        mask: `[P, 1, H]`, 1 on a member's own units and 0 on pads; all 0 if the member lacks the layer. None if no
-            member has pads.
+        x: `[P, B, H]`: B inputs and H units, with padding, of P members.
+        gain, bias: `[P, 1, H]`, zero on padding.
+        mask: `[P, 1, H]`, 1 on a member's own units and 0 on padding; all 0 if the member lacks the layer. None if no
+            member has padding.
 
-    The mask is multiplied into the sums, because a plain `x.sum(-1)` would let gradient flow into pads. The sums are
+    The mask is multiplied into the sums, because a plain `x.sum(-1)` would let gradient flow into padding. The sums are
     not computed as matrix products, whose last bits depend on the number of members on some processors.
     """
     if mask is None:

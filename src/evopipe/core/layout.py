@@ -9,10 +9,13 @@ from evopipe.types import Tensor
 
 
 class Block(NamedTuple):
-    """The width of one hidden layer f of a member, and whether the layer is blended.
+    """One hidden layer f of a member.
 
-    A blended layer computes h + α (f(h) − h) with a learned α that starts at 0. A layer that a mutation adds is
-    blended, so that the trained network's function does not change at first.
+    Attributes:
+        width: the number of the layer's units.
+        blend: whether the layer is blended. A blended layer computes h + α (f(h) − h) from its input h, with a learned
+            α that starts at 0. A layer that a mutation adds is blended, so that the trained network's function does not
+            change at first.
     """
 
     width: int
@@ -22,7 +25,11 @@ class Block(NamedTuple):
 class Part(NamedTuple):
     """The place of one parameter tensor `[rows, columns]` in a network's flat row of parameters.
 
-    The columns of an LSTM layer are divided into `groups`, one for each gate.
+    Attributes:
+        name: the parameter's name.
+        start: the index of its first number in the flat row.
+        rows, columns: its shape.
+        groups: the number of groups into which the columns are divided: in an LSTM layer one for each gate, else 1.
     """
 
     name: str
@@ -40,19 +47,27 @@ class Part(NamedTuple):
         return row[self.start : self.start + self.rows * self.columns].view(self.rows, self.columns)
 
     def grouped(self, row: Tensor) -> Tensor:
-        """Return the parameter tensor as a view `[rows, groups, units]` of a flat row."""
+        """Return the parameter tensor of a flat row as a view `[rows, groups, units]`, with an axis for its groups of
+        columns.
+
+        `units` is the number of columns in a group.
+        """
         return self.of(row).view(self.rows, self.groups, self.units)
 
 
 class Layer(NamedTuple):
     """The places in a flat row of the parameter tensors of one layer; None for a tensor that the layer does not have.
 
-    `gain` and `shift` belong to layer normalisation, and `alpha` to a blended layer. `weight` and `bias` of a residual
-    block read the residual stream; `back` and `back_bias` compute what is added to it. The `recurrent` weights of an
-    LSTM layer read its own outputs of the previous step.
+    Attributes:
+        out: the width of the layer's output, which the next layer reads.
+        weight, bias: the weights and biases; in a residual block, those that read the residual stream.
+        gain, shift: the gains and shifts of layer normalisation.
+        alpha: the α of a blended layer (one whose output is mixed with its input).
+        back, back_bias: in a residual block, the weights and biases that compute what is added to the residual stream.
+        recurrent: in an LSTM layer, the weights that read the layer's own outputs of the previous step.
     """
 
-    out: int  # effective width that the next layer reads
+    out: int
     weight: Part
     bias: Part
     gain: Part | None = None
@@ -69,11 +84,18 @@ class Layer(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """The layers of a network, and where their parameters are in a flat row of `size` numbers."""
+    """The layers of a network, and where their parameters are in a flat row.
 
-    stem: tuple[Layer, ...]  # convolutions
+    Attributes:
+        stem: the convolutions.
+        hidden: the hidden layers.
+        output: the output layer, or nothing for an encoder.
+        size: the length of the flat row.
+    """
+
+    stem: tuple[Layer, ...]
     hidden: tuple[Layer, ...]
-    output: tuple[Layer, ...]  # one layer, or none
+    output: tuple[Layer, ...]
     size: int
 
     @property

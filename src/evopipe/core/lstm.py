@@ -15,10 +15,10 @@ FORGET, CANDIDATE = 1, 3  # places among the groups
 
 
 def cell(sums: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """Take one LSTM step.
+    """Take one LSTM step. P counts members, B inputs, H units.
 
     Args:
-        sums: `[P, B, 4H]`, the pre-activations of the three gates and the candidate: H units and B inputs of P members.
+        sums: `[P, B, 4H]`, the pre-activations of the three gates and of the candidate.
         c: `[P, B, H]`, the cell states before the step.
 
     Returns:
@@ -32,12 +32,11 @@ def cell(sums: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sequence(sums: Tensor, recurrent: Tensor, h: Tensor, c: Tensor, begins: Tensor) -> Tensor:
-    """Take `L` LSTM steps in sequence; return the outputs `[P, L, B, H]`.
+    """Take `L` LSTM steps in sequence; return the outputs `[P, L, B, H]`. P counts members, B sequences, H units.
 
     Args:
-        sums: `[P, L, B, 4H]`, the part of the gates' pre-activations that comes from the layer's input: H units and B
-            sequences of P members.
-        recurrent: `[P, H, 4H]`, the weights by which the gates read the layer's outputs of the previous step.
+        sums: `[P, L, B, 4H]`, the part of the pre-activations that comes from the layer's input.
+        recurrent: `[P, H, 4H]`, the weights that read the layer's outputs of the previous step.
         h, c: `[P, B, H]`, outputs and cell states before the first step.
         begins: `[P, L, B]` bool, True at the first step of an episode. Outputs and cell states are reset to 0 before
             that step, and no gradient passes.

@@ -32,23 +32,39 @@ def read_architecture(data: dict[str, Any]) -> Architecture:
 
 @dataclass(frozen=True)
 class Member:
-    """One individual of a population, as plain data: architecture, hyper-parameters, tensors, health and fitness."""
+    """One individual of a population, as plain data.
 
-    slot: int  # its place in the population
-    id: int  # unique over the run
-    parent: int | None  # id of the parent, None for an initial member
-    key: int  # the slot's random key, never copied with a winner
-    arch: Architecture  # shared by all its networks
+    Attributes:
+        slot: the member's place in the population.
+        id: a number that is unique in the run.
+        parent: the id of the parent; None for a member without a parent.
+        key: the random key of the slot, which a child does not take over from its parent.
+        arch: the architecture of all its networks.
+        hyper: the hyper-parameters by name.
+        tensors: the tensors by name, without padding: `q` `[n]`, `adam.mean` `[n]`, `normaliser.mean` `[N]`, …
+        healthy: False as soon as a loss, gradient, weight or score of the member is not finite.
+        fitness: the scores of the ancestors' evaluations, then of the member's own.
+    """
+
+    slot: int
+    id: int
+    parent: int | None
+    key: int
+    arch: Architecture
     hyper: Mapping[str, float]
-    tensors: Mapping[str, Tensor]  # without pads: `q` [n], `adam.mean` [n], `adam.steps` [], `normaliser.mean` [N] …
-    healthy: bool = True  # until anything of it is non-finite
-    fitness: tuple[float, ...] = ()  # its evaluations so far, its ancestors' before
+    tensors: Mapping[str, Tensor]
+    healthy: bool = True
+    fitness: tuple[float, ...] = ()
 
     def clone(self, slot: int, id: int, key: int) -> Member:
         """Return a child of this member in another slot (place in the population).
 
-        `id` is the child's, and `key` the random key of the slot. Tensors are copied; hyper-parameters, architecture
-        and fitness are the parent's.
+        Tensors are copied; hyper-parameters, architecture and fitness are the parent's.
+
+        Args:
+            slot: the child's slot.
+            id: the child's id.
+            key: the random key of the slot.
         """
         tensors = {name: tensor.clone() for name, tensor in self.tensors.items()}
         return replace(self, slot=slot, id=id, parent=self.id, key=key, hyper=dict(self.hyper), tensors=tensors)
@@ -58,7 +74,8 @@ def parameters(*networks: str, trainable: bool = False) -> Any:
     """Declare a field of an algorithm's state that holds the parameters of one or several networks, as a `Net`.
 
     The field is None if the configuration has no such network. If K networks are named, they run in one batch: the K
-    rows of each of P members are adjacent, `[P · K, N]`. A configuration may use only the first networks.
+    rows of each of P members are adjacent, `[P · K, N]`. A configuration may use only the first of the named networks.
+    `trainable` says whether gradients train the parameters.
     """
     return field(metadata={"kind": "parameters", "networks": networks, "trainable": trainable})
 
@@ -66,7 +83,7 @@ def parameters(*networks: str, trainable: bool = False) -> Any:
 def scales(network: str, trainable: bool = False) -> Any:
     """Declare a field of an algorithm's state that holds one scale for every parameter of `network`, as a `Net`.
 
-    A noisy network, for example, has a noise scale for each parameter.
+    A noisy network, for example, has a noise scale for each parameter. `trainable` says whether the scales are learned.
     """
     return field(metadata={"kind": "scales", "networks": (network,), "trainable": trainable})
 
@@ -82,20 +99,24 @@ def row() -> Any:
 
 
 def names_of(f: dataclasses.Field[Any]) -> list[str]:
-    """Return the names that the tensors of a declared field have in `Member.tensors`.
+    """Return the names that the tensors of a field of an algorithm's state have in `Member.tensors`.
 
-    A field of one network has its own name. A field of several networks has a name for each, such as
-    `critics.critic_1`.
+    For a field of one network, the only name is the field's own. A field of several networks has a name for each, such
+    as `critics.critic_1`.
     """
     networks = f.metadata["networks"]
     return [f.name] if len(networks) < 2 else [f"{f.name}.{network}" for network in networks]
 
 
 def tensor_kinds(state_type: type[Any], networks: Collection[str]) -> dict[str, tuple[str, str]]:
-    """Return how each tensor of a member changes when its architecture does, as name → (kind, network).
+    """Return how each tensor of a member changes when its architecture does, as a dict: name → (kind, network).
 
-    The kinds `parameters`, `scales` and `moments` are flat rows of a network. A tensor of kind `row` never changes, and
-    its network is empty. Networks that are not in `networks` are not used by the configuration, and have no tensors.
+    The kinds `parameters`, `scales` and `moments` are flat rows of a network, which change with it. A tensor of kind
+    `row` never changes, and its network is the empty string.
+
+    Args:
+        state_type: the algorithm's class `State`.
+        networks: the names of the networks that the configuration uses. Other networks have no tensors.
     """
     kinds: dict[str, tuple[str, str]] = {}
     for f in dataclasses.fields(state_type):

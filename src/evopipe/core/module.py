@@ -37,18 +37,27 @@ class Module:
     """The architecture of a member whose networks are the user's own `torch.nn.Module`.
 
     It is an `Architecture`; methods without a docstring are documented there.
+
+    Attributes:
+        module: the user's class, as `module:Class`.
+        kwargs: the arguments of the class, as JSON text with sorted keys.
+        activation: empty, because the activation of such a module does not mutate.
     """
 
-    module: str  # `module:Class`
-    kwargs: str = "{}"  # as JSON text, keys sorted: a value that can be compared
+    module: str
+    kwargs: str = "{}"
     activation: str = ""
 
     @classmethod
     def start(cls, module: str, kwargs: Mapping[str, Any], key: str) -> Module:
         """Import the user's class, and return the architecture with the arguments `kwargs`.
 
-        `module` is the class as `module:Class`; errors name the parameter `key`. The method raises what
-        `own.import_name` raises.
+        Args:
+            module: the class, as `module:Class`.
+            kwargs: the arguments of the class.
+            key: the parameter that errors name.
+
+        The method raises what `own.import_name` raises.
         """
         import_name(module, key)
         return cls(module, json.dumps(dict(kwargs), sort_keys=True))
@@ -84,8 +93,8 @@ class Module:
         """The user's class, which must have been imported already.
 
         Raises:
-            MissingInputError: its module is not imported. A saved member may come from anybody, so reading it must not
-                cause an import.
+            MissingInputError: the class's module is not imported. A saved member may come from anybody, so reading it
+                must not cause an import.
         """
         home, _, name = self.module.partition(":")
         found: Callable[..., Any] | None = getattr(sys.modules.get(home), name, None)
@@ -151,8 +160,8 @@ class Module:
     def options(self, bounds: ArchitectureBounds, networks: Sequence[Widths]) -> Iterator[Option]:
         """Return the possible mutations, see `Architecture.options`. The user's class defines them.
 
-        The class may define a static function `mutations(kwargs)` that returns `{name of the change: new kwargs}`, the
-        changes that are possible from these `kwargs`. Without the function there are no mutations.
+        The class may define a static function `mutations(kwargs)`, which returns the changes that are possible from
+        these arguments as a dict: name of the change → new `kwargs`. Without the function there are no mutations.
         """
         offers = getattr(self.kind, "mutations", None)
         kwargs = json.loads(self.kwargs)
@@ -165,9 +174,10 @@ class Module:
         """Return the flat row `[n']` of the mutated module `new`, with the values of `row` `[n]` where both modules
         have them.
 
-        A parameter is carried over if both modules have one of its name and number of dimensions; the entries at
-        indices that both shapes have keep their values. Other parameters are initialised by the constructor; other
-        scales and moments are 0. See `Architecture.carry`.
+        A parameter of `new` takes over values if the old module has a parameter of the same name with equally many
+        dimensions; entries at indices that both shapes have are copied. All other entries are new: for parameters they
+        are drawn by the module's constructor, for noise scales and optimiser moments they are 0. The arguments are
+        those of `Architecture.carry`.
         """
         carried = new.initialise(widths, rng) if kind == "parameters" else torch.zeros(new.size(widths))
         held = self.named(widths, row)

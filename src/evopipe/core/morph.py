@@ -41,7 +41,9 @@ if TYPE_CHECKING:
 class Change:
     """One mutation of an architecture, applied to the flat rows of one network of the member.
 
-    `old` and `new` are the architectures before and after the mutation; `widths` describes the network.
+    Attributes:
+        old, new: the architectures before and after the mutation.
+        widths: the input and output width of the network.
     """
 
     old: Arch
@@ -73,10 +75,10 @@ class Change:
         return fresh
 
     def scales(self, row: Tensor) -> Tensor:
-        """Return the noise scales `[n']` of the mutated network, with the old scales `[n]` of parameters that both
-        networks have.
+        """Return the noise scales `[n']` of the mutated network; parameters that both networks have keep their scale.
 
-        New scales are c / √(inputs), where c is the mean of |σ| √(inputs) over all old weights.
+        `row` `[n]` holds the old scales. New scales are c / √(inputs), where c is the mean of |σ| √(inputs) over all
+        old weights and σ is a weight's old scale.
         """
         weights = [layer.weight.of(row) for layer in (*self._before.hidden, *self._before.output)]
         mean = sum(float(w.abs().sum()) * w.shape[0] ** 0.5 for w in weights) / sum(w.numel() for w in weights)
@@ -87,10 +89,9 @@ class Change:
         return self._carry(row, out)
 
     def moments(self, row: Tensor) -> Tensor:
-        """Return the Adam moments `[n']` of the mutated network, with the old moments `[n]` of parameters that both
-        networks have.
+        """Return the Adam moments `[n']` of the mutated network; parameters that both networks have keep their moments.
 
-        The moments of new parameters are 0.
+        `row` `[n]` holds the old moments. The moments of new parameters are 0.
         """
         return self._carry(row, torch.zeros(self._after.size))
 
@@ -224,7 +225,8 @@ def _preserves_function(arch: Arch, widths: Widths, layer: int) -> bool:
 
 
 def options(bounds: ArchitectureBounds, arch: Arch, networks: Sequence[Widths]) -> Iterator[Option]:
-    """Return every mutation of an architecture that the bounds allow, for a member with these networks."""
+    """Return every mutation of an architecture that the bounds allow, for a member with these networks; see
+    `Option`."""
     yield from _of_layers(bounds, arch, int(any(network.joins for network in networks)))
     yield from _of_widths(bounds, arch, networks)
     yield from _of_convolutions(bounds, arch)

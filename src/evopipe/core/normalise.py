@@ -36,11 +36,17 @@ GROUPS = {frozenset(names) for names in (SHOWN, (_CLIP, *_RETURNS), KINDS)}
 
 @dataclass(frozen=True)
 class Statistics:
-    """Running mean and variance of N columns, separately for each of P members, in float64."""
+    """Running mean and variance of N columns, separately for each of P members, in float64.
 
-    count: Tensor  # [P], values of each column so far
-    mean: Tensor  # [P, N]
-    square: Tensor  # [P, N], sum of the squared distances from the mean
+    Attributes:
+        count: `[P]`, the number of values of each column so far.
+        mean: `[P, N]`, their mean.
+        square: `[P, N]`, the sum of their squared distances from the mean.
+    """
+
+    count: Tensor
+    mean: Tensor
+    square: Tensor
 
     @property
     def running(self) -> Running:
@@ -51,7 +57,7 @@ class Statistics:
         """Merge n values of each column into the statistics, in place.
 
         Args:
-            values: `[P, n, N]`.
+            values: `[P, n, N]`, n values of N columns for each of P members.
             given: `[P, n]` bool, which values count. If none counts for a member, its statistics keep every bit.
         """
         # One column's values lie together, so that their sum does not depend on how many members there are.
@@ -69,7 +75,8 @@ class Statistics:
         self.count.copy_(total)
 
     def scale(self) -> Tensor:
-        """Return 1 / √(σ² + ε) for each column, `[P, N]` float32. It is 1 before the first value."""
+        """Return 1 / √(σ² + ε) for each column, `[P, N]` float32, where σ² is the variance. It is 1 before the first
+        value."""
         seen = self.count[:, None]
         variance = torch.where(seen > 0, self.square / seen.clamp(min=1.0), 1.0 - EPSILON)
         return (variance + EPSILON).rsqrt().float()
@@ -79,8 +86,11 @@ class Statistics:
 class Normaliser:
     """The running statistics by which the observations and rewards of a cohort's P members are normalised.
 
-    `held` maps names of tensors in `Member.tensors` to those of all members, stacked to one row per member. The indices
-    of the normalised columns are equal for all members, and not stacked.
+    A cohort is a batch of members that train together.
+
+    Attributes:
+        held: the tensors of normalisation by their names in `Member.tensors`, stacked to one row per member. Only the
+            indices of the normalised columns, which are equal for all members, are not stacked.
     """
 
     held: Mapping[str, Tensor]
@@ -118,7 +128,8 @@ class Normaliser:
         return Statistics(*(self.held[name] for name in names)) if names[0] in self.held else None
 
     def rows(self) -> Iterator[tuple[str, Sequence[Tensor]]]:
-        """Yield pairs: the name of a tensor in `Member.tensors`, and a sequence with that tensor of each member."""
+        """Yield pairs (name, tensors): the name of a tensor in `Member.tensors`, and each member's tensor of that
+        name."""
         for name, tensor in self.held.items():
             yield name, [tensor] * len(self.clip) if name == COLUMNS else tensor.unbind(0)
 
@@ -129,8 +140,10 @@ class Normaliser:
     def update(self, obs: Tensor, healthy: Tensor, there: Tensor | None = None) -> None:
         """Update the statistics with observations `[P, E, O]`, in place: E observations of each member.
 
-        Observations that are not finite are left out, and so are those of members that are not `healthy` `[P]`. `there`
-        `[P, E]` says where an agent of a team is present; the zeros of absent agents are left out too.
+        Args:
+            obs: the observations. An observation that is not finite is left out.
+            healthy: `[P]` bool. The observations of members for which it is False are left out.
+            there: for a team, `[P, E]` bool, whether the agent is present. The zeros of absent agents are left out.
         """
         if self.observations is not None:
             values = self._chosen(obs)
@@ -175,11 +188,12 @@ class Normaliser:
         """Update the statistics with the rewards of a step, in place; return normalised rewards and new discounted
         returns.
 
-        Both results are `[P, E]`. If rewards are not normalised, the arguments are returned unchanged.
+        Both results are `[P, E]`, for P members with E environments each. If rewards are not normalised, `reward` and
+        `returns` are returned unchanged.
 
         Args:
             returns: `[P, E]` float64, the discounted returns of the unfinished episodes before the step.
-            reward: `[P, E]`.
+            reward: `[P, E]`, the rewards of the step.
             gamma: `[P]`, the discounts.
             given: `[P, E]` bool, which rewards count.
         """
@@ -192,8 +206,12 @@ class Normaliser:
 
 
 def start(cfg: NormaliseConfig, spaces: Spaces) -> dict[str, Tensor]:
-    """Return a new member's tensors of normalisation, before any observation, by name; empty if nothing is
-    normalised."""
+    """Return the initial tensors of normalisation for a new member, by name; empty if nothing is normalised.
+
+    Args:
+        cfg: which of observations and rewards are normalised.
+        spaces: the environment's spaces.
+    """
     columns = plain_columns(spaces)
     found = {_CLIP: torch.tensor(cfg.clip)}
     if cfg.observations and len(columns):
@@ -220,7 +238,7 @@ def plain_columns(spaces: Spaces) -> Tensor:
 def after(tensors: Mapping[str, Tensor], obs: Tensor) -> dict[str, Tensor]:
     """Return a member's tensors with the observation statistics updated by the observations `[n, O]` of a dataset.
 
-    If the member normalises nothing, its tensors are returned unchanged.
+    If the member does not normalise observations, its tensors are returned unchanged.
     """
     normaliser = Normaliser.stack([tensors], torch.device("cpu"))
     if normaliser is None:
@@ -231,9 +249,9 @@ def after(tensors: Mapping[str, Tensor], obs: Tensor) -> dict[str, Tensor]:
 
 
 def describe(tensors: Mapping[str, Tensor]) -> list[dict[str, Any]]:
-    """Return as JSON data the formula that normalises observations and the names of its tensors.
+    """Return as JSON data how observations are normalised: the formula, and the names of the tensors in it.
 
-    The list is empty if observations are not normalised.
+    `tensors` are a member's tensors by name. The list is empty if observations are not normalised.
     """
     if COLUMNS not in tensors:
         return []

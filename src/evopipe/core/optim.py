@@ -23,7 +23,10 @@ from evopipe.types import Tensor
 class Adam:
     """Adam's moments for one network of several members (Kingma & Ba, 2015).
 
-    `mean` and `square` are `[P, N]` for P rows of N parameters; `steps` `[P]` float32 counts each row's steps.
+    Attributes:
+        structure: the layout of the network's rows.
+        mean, square: `[P, N]`, the first and second moments, for P rows of N parameters.
+        steps: `[P]` float32, the number of each row's steps.
     """
 
     structure: Structure
@@ -43,7 +46,8 @@ class Adam:
 
 
 def start(*nets: Net) -> tuple[Any, ...]:
-    """Return zero Adam moments for each network, followed by the number of updates of each member, zeros `[P]`."""
+    """Return zero Adam moments for each network, followed by the number of updates of each member so far, zeros
+    `[P]`."""
     values = nets[0].values
     return *map(Adam.start, nets), torch.zeros(len(values), device=values.device)
 
@@ -58,7 +62,10 @@ def start_encoder(nets: Nets) -> tuple[Net | None, Net | None, Adam | None]:
 
 
 def leaf(value: Tensor) -> Tensor:
-    """Return a tensor of the algorithm's state as a leaf of autograd that shares its memory, with zeros as `.grad`."""
+    """Return a leaf of autograd that shares memory with `value`, a tensor of the algorithm's state.
+
+    The leaf's `.grad` is allocated, and zeros.
+    """
     found: Tensor = value.detach().requires_grad_(True)
     found.grad = torch.zeros_like(found)
     return found
@@ -72,7 +79,7 @@ def watched() -> Iterator[list[tuple[Tensor, Tensor]]]:
     """Record gradient norms while the `with` block lasts, in the list that the context manager yields.
 
     Each time gradients are clipped, the list gets a pair: the norms before clipping, `[P]` float64 for P members, and
-    whether each was above the limit, `[P]` bool.
+    whether each norm was above the limit, `[P]` bool.
     """
     global _watched
     found: list[tuple[Tensor, Tensor]] = []
@@ -119,7 +126,7 @@ def _take_layout_warning() -> None:
 def clip_gradients(net: Net, limit: Tensor) -> Tensor:
     """Clip the gradient norm of every row of a network to its member's `limit` `[P]`, in place.
 
-    Return each member's norm before clipping, `[P]`; if a member has several rows, it is the sum of their norms. Rows
+    Return each member's norm before clipping, `[P]`; for a member with several rows, the sum of the rows' norms. Rows
     are clipped separately, so that a NaN of one member does not reach others.
     """
     norms: Tensor = torch.linalg.vector_norm(net.grad, dim=1)
@@ -167,16 +174,16 @@ def descend(
     losses: Tensor, healthy: Tensor, limit: Tensor,
     *learners: tuple[Net | None, Adam | None, Tensor],
 ) -> Tensor:  # fmt: skip
-    """Take one gradient step on each member's loss `[P]`, in place; return which members took the step, `[P]` bool.
+    """Take one gradient step on each member's loss, in place; return which members took the step, `[P]` bool.
 
     A member takes the step if it was healthy before, and its loss and gradients are finite.
 
     Args:
-        losses: `[P]`.
-        healthy: `[P]` bool.
+        losses: `[P]`, the members' losses.
+        healthy: `[P]` bool, the members that were healthy before.
         limit: `[P]`, the largest gradient norm of each network.
-        learners: triples of a network, its Adam moments and its learning rates `[P]`. Triples with None are skipped, as
-            where there is no shared encoder.
+        learners: triples of a network, its Adam moments and its learning rates `[P]`. A triple whose network is None,
+            such as an absent shared encoder, is skipped.
     """
     found = [(net, adam, lr) for net, adam, lr in learners if net is not None and adam is not None]
     backward(losses, *(net for net, _, _ in found))
@@ -254,7 +261,7 @@ def _fused_is_sound() -> bool:
 class ScalarAdam:
     """Adam for single numbers of each member, `[P]` or `[P, n]`, such as a temperature.
 
-    The optimiser state of a number is 3 numbers: two moments and the step count.
+    The optimiser state of one number consists of 3 numbers: two moments and the step count.
     """
 
     @staticmethod
@@ -266,7 +273,11 @@ class ScalarAdam:
     def step(value: Tensor, state: Tensor, grad: Tensor, lr: Tensor, active: Tensor) -> None:
         """Take one Adam step, in place, where `active` is True.
 
-        `value` and `grad` are `[…]`, `state` is `[…, 3]`; `lr` and `active` broadcast to `[…]`.
+        Args:
+            value: `[…]`, the numbers to change.
+            state: `[…, 3]`, the optimiser state, which is changed too.
+            grad: `[…]`, the gradients.
+            lr, active: learning rates and bool, which broadcast to `[…]`.
         """
         mean, square, steps = state.unbind(dim=-1)
         mean, square, steps = torch.lerp(mean, grad, 1 - BETA1), torch.lerp(square, grad * grad, 1 - BETA2), steps + 1
@@ -280,7 +291,7 @@ def polyak(target: Net | None, online: Net | None, weight: Tensor) -> None:
     """Move a target network towards the online network, in place: target ← target + weight · (online − target).
 
     `weight` is `[P]` for P members. Weight 1 copies and weight 0 keeps the target, both exactly. If an online parameter
-    is not finite, the target's becomes so too, for every weight. Nothing happens if a network is None.
+    is not finite, the target's becomes so too, for every weight. If a network is None, nothing happens.
     """
     if target is None or online is None:
         return

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -41,7 +41,7 @@ def widest(archs: Sequence[Arch]) -> Arch:
     """Return the smallest architecture in which all of `archs` fit: each layer has the width of the widest, rounded up.
 
     A layer that some members lack or blend becomes a blended layer (one that can be skipped). A residual block need not
-    be blended: for a member that lacks it, its pads add 0.
+    be blended: for a member that lacks it, its padding adds 0.
     """
 
     def room(parts: Sequence[Sequence[Block]], residual: bool = False) -> tuple[Block, ...]:
@@ -92,7 +92,12 @@ class Views(NamedTuple):
 class Padded:
     """The structure of one perceptron of several members whose layers are padded to common widths.
 
-    The methods are those of `Structure`. Members must be ordered by activation, and their convolutions must be equal.
+    The methods are those of `Structure`.
+
+    Args:
+        archs: the members' architectures, ordered by activation, with equal convolutions.
+        widths: the input and output width of the network.
+        device: the device of its masks.
     """
 
     def __init__(self, archs: Sequence[Arch], widths: Widths, device: torch.device) -> None:
@@ -170,7 +175,7 @@ class Padded:
         return index.to(self.device)
 
     def own_places(self, last: int) -> Tensor | None:
-        """Return the position of each of the `last` padded layers among the member's own layers, `[last, P]`, counted
+        """Return the position of each of the last `last` layers among the member's own layers, `[last, P]`, counted
         from 0.
 
         For a member that lacks the second of three layers, the positions are 0, arbitrary, 1. The result is None if no
@@ -184,17 +189,24 @@ class Padded:
         return (counted - 1).clamp(min=0).to(self.device)
 
     def repeat(self, times: int) -> Padded:
-        return Padded([a for a in self.archs for _ in range(times)], self.widths, self.device)
+        return self._of(
+            [i for i in range(len(self.archs)) for _ in range(times)], lambda x: x.repeat_interleave(times, dim=0)
+        )
 
     def part(self, first: int, end: int | None, every: int = 1) -> Padded:
-        part, cut = copy(self), slice(first, end, every)
-        part.archs, part.index, part.plans = self.archs[cut], self.index[cut], {}
-        part.served = {}
+        cut = slice(first, end, every)
+        return self._of(range(len(self.archs))[cut], lambda x: x[cut])
+
+    def _of(self, rows: Sequence[int], pick: Callable[[Tensor], Tensor]) -> Padded:
+        """Return the structure of these rows, of the same padded widths; `pick` chooses them from a tensor `[P, …]`."""
+        part = copy(self)
+        part.archs, part.index = tuple(self.archs[i] for i in rows), [self.index[i] for i in rows]
+        part.plans, part.served = {}, {}
         part.runs = _runs([arch.activation for arch in part.archs])
         part.masks, part.mask_after = (
-            [None if mask is None else mask[cut] for mask in masks] for masks in (self.masks, self.mask_after)
+            [None if mask is None else pick(mask) for mask in masks] for masks in (self.masks, self.mask_after)
         )
-        part.blends = [None if blend is None else (blend[0][cut], blend[1][cut]) for blend in self.blends]
+        part.blends = [None if blend is None else (pick(blend[0]), pick(blend[1])) for blend in self.blends]
         return part
 
     def pack(self, rows: Sequence[Tensor]) -> Tensor:
@@ -335,11 +347,15 @@ def _runs(names: Sequence[str]) -> list[tuple[str, int, int]]:
 
 
 def noisy(net: Net, scale: Net, draw: Stream) -> list[Views]:
-    """Return a network's parameters with factorised Gaussian noise on the layers after the latent.
+    """Return a network's parameters with factorised Gaussian noise on the layers after the latent (last encoder layer).
 
-    Fortunato et al., 2018, § 3.1 b: weights are w + σ f(ε_in) f(ε_out) and biases b + σ f(ε_out), with f(x) = sign(x)
-    √|x|. One noise sample serves a member's whole batch. `scale` holds σ of every parameter, in the form of `net`; only
-    those of weights and biases are used.
+    Weights are w + σ f(ε_in) f(ε_out) and biases b + σ f(ε_out), with f(x) = sign(x) √|x| (Fortunato et al., 2018, §
+    3.1 b). One noise sample serves a member's whole batch.
+
+    Args:
+        net: the network.
+        scale: σ of every parameter, in the form of `net`; only those of weights and biases are used.
+        draw: the stream of random numbers.
     """
     shape = net.structure
     assert isinstance(shape, Padded)
@@ -361,7 +377,7 @@ def noisy(net: Net, scale: Net, draw: Stream) -> list[Views]:
 
 def noise_scale(structure: Structure, sigma: float) -> Tensor:
     """Return the initial noise scales σ `[P, N]` of noisy networks: `sigma` / √(inputs) for weights and biases, 0 on
-    pads.
+    padding.
 
     P is the number of members, N the length of a row of parameters.
     """

@@ -19,8 +19,13 @@ from evopipe.types import Image, Tensor
 class Conv(NamedTuple):
     """One convolution of the stem, the convolutional part of a network.
 
-    A mutation of the kernel keeps the output size. A kernel larger than the configured size pads its input by
-    `padding`; for a smaller kernel `padding` is negative, and the input is cropped.
+    Attributes:
+        channels: the number of output channels.
+        kernel: the width and height of the kernel.
+        stride: the stride.
+        padding: the rows and columns of zeros added at each side. A mutation of the kernel keeps the output size, so a
+            kernel larger than the configured one has padding above 0. For a smaller kernel it is negative, and the
+            input is cropped.
     """
 
     channels: int
@@ -34,6 +39,13 @@ class Conv(NamedTuple):
 
 
 class Stem(NamedTuple):
+    """The convolutional part of a network: each image of the input goes through all convolutions, one after the other.
+
+    Attributes:
+        images: the places of the images in the input.
+        convs: the convolutions.
+    """
+
     images: tuple[Image, ...] = ()
     convs: tuple[Conv, ...] = ()
 
@@ -48,7 +60,8 @@ class Stem(NamedTuple):
     def misfit(self) -> str | None:
         """Return why the convolutions do not fit the images, as a sentence; None if they fit.
 
-        They do not fit if an image, or an output of a convolution, is smaller than the next kernel.
+        A convolution does not fit if its kernel is larger than its input, an image or the output of another
+        convolution.
         """
         for image in self.images:
             for number, ((_, height, width), conv) in enumerate(zip(self.shapes(image), self.convs, strict=False), 1):
@@ -61,9 +74,9 @@ class Stem(NamedTuple):
         return None
 
     def parts(self) -> list[tuple[str, int, int]]:
-        """Return (name, rows, columns) of the weight of every convolution, image by image: `conv.0.0` …
+        """Return (name, rows, columns) of the weight of every convolution of every image, image by image.
 
-        The two numbers in a name are those of the image and of the convolution.
+        The name `conv.0.1` is that of image 0 and convolution 1.
         """
         return [
             (f"conv.{i}.{j}", before[0] * conv.kernel**2, conv.channels)
@@ -76,14 +89,17 @@ class Stem(NamedTuple):
         return inputs - sum(image.size for image in self.images)
 
     def features(self) -> list[tuple[int, int]]:
-        """Return (channels, positions) of the last feature map of every image, which has channels · positions
-        features."""
+        """Return for every image the size of its last feature map, as (channels, positions).
+
+        The image has channels · positions features.
+        """
         return [(c, h * w) for c, h, w in (self.shapes(image)[-1] for image in self.images)]
 
     def reads(self, inputs: int) -> int:
         """Return the number of inputs of the encoder behind the stem, for observations with `inputs` columns.
 
-        They are the columns that belong to no image, and the features that the convolutions compute of the images.
+        The encoder reads the columns that belong to no image, and the features that the convolutions compute of the
+        images.
         """
         return self.vector(inputs) + sum(c * places for c, places in self.features())
 

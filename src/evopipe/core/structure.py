@@ -19,12 +19,15 @@ from evopipe.types import Tensor
 class Widths(NamedTuple):
     """The input and output width of a network, and the part of the member's architecture that the network is.
 
-    The role `whole` is an encoder and a head. An `encoder` alone ends with the latent, the layer between both; it has
-    no output layer, and its `outputs` are 0. A `head` alone reads `inputs` numbers of its own, such as actions, and
-    then the latent.
-
-    A team's member may have several `copies` of a network: equal in architecture, each with its own parameters. `gain`
-    scales the initial weights of the output layer; `biases` says how the biases of hidden layers are initialised.
+    Attributes:
+        inputs: the number of inputs. For a head, it counts the head's own inputs, such as actions, which it reads
+            before the latent.
+        outputs: the number of outputs; 0 for an encoder, which has no output layer.
+        role: `whole` for an encoder and a head; `encoder` for an encoder alone, which ends with the latent, the layer
+            between both; `head` for a head alone.
+        copies: the number of such networks of each member, with parameters of their own, as for the agents of a team.
+        gain: the scale of the initial weights of the output layer.
+        biases: how the biases of hidden layers are initialised; `auto` chooses by the activation.
     """
 
     inputs: int
@@ -36,7 +39,7 @@ class Widths(NamedTuple):
 
     @property
     def joins(self) -> bool:
-        """Whether the network is a head that reads inputs of its own beside the latent. Such a head must have a hidden
+        """Whether the network is a head that reads inputs of its own in addition to the latent. It must have a hidden
         layer.
 
         Without a hidden layer, Q(s, a) would be the sum of a term of s and a term of a, and the best action would be
@@ -46,16 +49,23 @@ class Widths(NamedTuple):
 
 
 def acting_networks(policy: str, networks: Mapping[str, Widths]) -> list[str]:
-    """Return the names of the networks that are needed to act: the policy, preceded by the encoder if the policy is a
-    head."""
+    """Return the names of the networks that are needed to act: the policy, after the encoder if the policy is a head.
+
+    Args:
+        policy: the name of the policy network.
+        networks: the widths of all networks by name.
+    """
     encoders = [name for name, widths in networks.items() if widths.role == "encoder"]
     return [*encoders, policy] if networks[policy].role == "head" else [policy]
 
 
 def share_encoder(networks: Mapping[str, Widths], observations: int, share: bool = True) -> dict[str, Widths]:
-    """Return the networks as heads on one shared encoder of the observations, which is added as `encoder`.
+    """Return the networks as heads on one shared encoder of the observations, which is added under the name `encoder`.
 
-    `observations` is the width of an observation. If `share` is False, the networks are returned unchanged.
+    Args:
+        networks: the widths of the networks by name.
+        observations: the width of an observation.
+        share: if False, the networks are returned unchanged.
     """
     if not share:
         return dict(networks)
@@ -74,8 +84,8 @@ class Structure(Protocol):
 
     Attributes:
         widths: the input and output width of the network.
-        copies: the number of equal networks that a row holds, one after the other; the forward pass reads
-            `[P · copies, B, …]`.
+        copies: the number of equal networks that a row holds, one after the other; the forward pass then reads `[P ·
+            copies, B, …]`.
         size: `N`, the numbers in a row. A row is a whole number of cache lines, so that a kernel's result for the row
             does not depend on other rows.
         memory_widths: the width of each part of the recurrent state; empty if the network is not recurrent.
@@ -94,11 +104,12 @@ class Structure(Protocol):
     def memory(self) -> int: ...
 
     def pack(self, rows: Sequence[Tensor]) -> Tensor:
-        """Return the members' own flat rows `[n_p]` as rows `[P, N]` of this structure, with zeros elsewhere."""
+        """Return rows `[P, N]` of this structure that hold the members' own flat rows `[n_p]`, with zeros as
+        padding."""
 
     def unpack(self, packed: Tensor) -> list[Tensor]:
-        """Return the members' own flat rows `[n_p]`, without pads, from rows `[P, N]` of this structure. They are
-        copies."""
+        """Return the members' own flat rows `[n_p]` as copies, without padding, from rows `[P, N]` of this
+        structure."""
 
     def part(self, first: int, end: int | None, every: int = 1) -> Structure:
         """Return the structure of every `every`-th row from `first` to `end` (exclusive).
@@ -110,31 +121,42 @@ class Structure(Protocol):
         """Return the structure with every row repeated `times` times; the repetitions of a row are adjacent."""
 
     def views(self, of: ViewOf) -> Any:
-        """Return the parameter tensors that the forward pass reads. The function `of` makes each as a view, see
+        """Return the parameter tensors that the forward pass reads. `of` makes each tensor as a view of the rows, see
         `ViewOf`."""
 
     def forward(self, views: Any, x: Tensor) -> Tensor:
-        """Run every row's network on its own batch: `[P, B, inputs]` → `[P, B, outputs]`.
+        """Run every row's network on its own batch: x `[P, B, inputs]` → `[P, B, outputs]`, for batches of B inputs.
 
-        A recurrent network takes one step from a zero state.
+        `views` are the parameter tensors, as the method `views` returns them. A recurrent network takes one step from a
+        zero state.
         """
 
     def remember(self, views: Any, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Take one step of a recurrent network, see `core.net.remember`. It is called only if the network is
-        recurrent."""
+        """Take one step of a recurrent network; the arguments after `views`, and the result, are those of
+        `core.net.remember`.
+
+        `views` are the parameter tensors, as the method `views` returns them. The method is called only if the network
+        is recurrent.
+        """
 
     def unroll(self, views: Any, x: Tensor, memory: Tensor, begins: Tensor) -> Tensor:
-        """Take several steps of a recurrent network, see `core.net.unroll`. It is called only if the network is
-        recurrent."""
+        """Take several steps of a recurrent network; the arguments after `views`, and the result, are those of
+        `core.net.unroll`.
+
+        `views` are the parameter tensors, as the method `views` returns them. The method is called only if the network
+        is recurrent.
+        """
 
 
 class Architecture(Protocol):
     """Protocol of the architecture of one member, which all its networks share. Implementations are frozen dataclasses.
 
+    A cohort, in the attributes, is a batch of members that train together.
+
     Attributes:
         activation: the activation of the hidden layers, by which the members of a cohort are ordered; empty if it must
             not mutate.
-        family: members may share a cohort (a padded batch) only if their families are equal.
+        family: members may share a cohort only if their families are equal.
         signature: in the grouping `exact`, members may share a cohort only if their signatures are equal too. A
             member's results then do not depend on other members.
     """
@@ -158,7 +180,7 @@ class Architecture(Protocol):
     def named(self, widths: Widths, row: Tensor) -> Mapping[str, Tensor]:
         """Return the weights and biases of a member's network by name, as views of its flat row `[n]`.
 
-        Tensors with two dimensions are weight matrices; the mutation `parameters` adds noise to them.
+        Tensors with two dimensions are weight matrices, to which the mutation `parameters` adds noise.
         """
 
     def initialise(self, widths: Widths, rng: Any) -> Tensor:
@@ -184,6 +206,11 @@ class Architecture(Protocol):
         """Return the flat row `[n']` of the mutated architecture `new`, made from a flat row `[n]` of this
         architecture.
 
-        `kind` is `parameters`, `scales` or `moments`, see `core.member`. `rng` draws new weights; generators of equal
-        state give the online and the target network the same new weights.
+        Args:
+            new: the mutated architecture.
+            widths: the input and output width of the network.
+            kind: what the row holds: `parameters`, `scales` or `moments`, see `core.member`.
+            row: `[n]`, the row of this architecture.
+            rng: draws new weights. Generators of equal state give the online and the target network the same new
+                weights.
         """

@@ -102,8 +102,11 @@ class CompiledPool:
         return self._states.packed()
 
     def place(self, numbers: Any) -> bool:
-        """Set the state of environment 0 to that of a Gymnasium environment, given as its numbers; return False if the
-        C environment cannot be set so."""
+        """Set the state of environment 0, and return True; return False if the C file has no function `place` or
+        `numbers` is not numeric.
+
+        `numbers` is the state of the same environment in Gymnasium, such as its attribute `state`.
+        """
         return self._states.place(numbers)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
@@ -113,8 +116,8 @@ class CompiledPool:
         return {name: value.numpy().copy() for name, value in kept.items()}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.bool_]:
-        """Restore the state that `state` returned. Return False for every environment, `[R]`: each continues exactly as
-        saved.
+        """Restore the state that `state` returned. Return which environments could not continue as saved, `[R]` bool:
+        in this pool none, so all are False.
 
         Raises:
             DataError: the state belongs to another pool.

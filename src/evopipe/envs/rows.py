@@ -35,7 +35,7 @@ Upcoming: TypeAlias = "Callable[[Ints, int], Ints] | None"  # see `EnvPool.upcom
 
 class Fault(Exception):
     """Raised if an environment raised an exception, hung, or returned a value that cannot be used. It holds the
-    environment's row in the pool and a description."""
+    environment's `row` in the pool and a description, `text`."""
 
     def __init__(self, row: int, text: str) -> None:
         super().__init__(row, text)  # both, so that it can go from one process to another
@@ -43,33 +43,49 @@ class Fault(Exception):
 
 
 class Begun(NamedTuple):
-    """The first observations of `n` episodes, and their action masks. For a team the arrays are `[n, K, …]`."""
+    """The first observations of `n` episodes. For a team of K agents the arrays are `[n, K, …]`.
 
-    obs: Floats  # [n, O]
-    mask: Bools | None  # [n, A], None where the environment gives none
-    alive: Bools | None = None  # [n, K] of a team, who acts; None: all, and so of a single agent
-    forced: Floats | None = None  # see `RowStep`
+    Attributes:
+        obs: `[n, O]`, the observations.
+        mask: `[n, A]`, the legal actions; None if the environment has no masks.
+        alive: `[n, K]`, for a team: the agents that act first; None if all act.
+        forced: `[n, K, …]`, for a team: actions that the environment sets itself, see `RowStep`.
+    """
+
+    obs: Floats
+    mask: Bools | None
+    alive: Bools | None = None
+    forced: Floats | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RowStep:
-    """The results of one step of `n` environments. No later step overwrites them.
+    """The results of one step of `n` environments. No later step overwrites the arrays.
 
-    For a team every array but `broken` is `[n, K, …]`. An agent that did not act has the reward 0, and is neither
-    terminated nor truncated. An agent that neither acted nor acts next has the observation 0.
+    For a team of K agents every array but `broken` is `[n, K, …]`. An agent that did not act has the reward 0, and is
+    neither terminated nor truncated. An agent that neither acted nor acts next has the observation 0.
+
+    Attributes:
+        obs: `[n, O]`, the next observations; at the end of an episode its last one.
+        reward: `[n]`, the rewards.
+        terminated: `[n]`, whether the episode reached an end state, so that nothing is bootstrapped.
+        truncated: `[n]`, whether the episode was cut, so that the value of `obs` is bootstrapped.
+        broken: `[n]`, whether a reward or observation is not finite, or no action is legal although the episode goes
+            on. Nothing is learned from such a step.
+        mask: `[n, A]`, the legal next actions. For a team: a truncated agent has the actions that are legal after its
+            last observation; an agent that is gone has only its first action.
+        alive: `[n, K]`, for a team: the agents that act next; else None.
+        forced: `[n, K, …]`, for a team: next actions that the environment sets itself, NaN where the policy chooses;
+            None if it never sets any.
     """
 
-    obs: Floats  # [n, O], the true next observation, also where the episode ended
-    reward: Floats  # [n]
-    terminated: Bools  # [n], the episode reached an end state: nothing to bootstrap from
-    truncated: Bools  # [n], the episode was cut: bootstrap from `obs`
-    # [n], reward or observation is not finite, or no action is legal in a running episode: not to be learned from.
+    obs: Floats
+    reward: Floats
+    terminated: Bools
+    truncated: Bools
     broken: Bools
-    # [n, A], legal next actions; of a team's agent that was truncated those after its last observation, of one that is
-    # gone its first action alone.
     mask: Bools
-    alive: Bools | None = None  # [n, K] of a team, who acts next
-    # [n, K, …] of a team, next actions that the environment sets itself, NaN where it does not; None: it never does.
+    alive: Bools | None = None
     forced: Floats | None = None
 
     @classmethod
@@ -93,8 +109,11 @@ class RowStep:
 
     @property
     def next_alive(self) -> Floats:
-        """The state of each agent of a team after the step, `[n, K]` float32: GONE, ACTS or CUT, see
-        `evopipe.types`."""
+        """The state of each agent of a team after the step, `[n, K]` float32.
+
+        It is a constant of `evopipe.types`: ACTS if the agent acts next, CUT if it was truncated, GONE if it terminated
+        or is absent.
+        """
         assert self.alive is not None
         cut = self.truncated & ~self.terminated
         return np.where(self.alive, np.float32(ACTS), np.where(cut, np.float32(CUT), np.float32(GONE)))
@@ -240,7 +259,13 @@ class Rows:
 
 class calling:  # noqa: N801  # a context, like those of `contextlib`
     """A context for a block that calls environments, with a time limit. If the block raises an exception or hangs, the
-    context raises a Fault for the row in `turn`."""
+    context raises a Fault for the row in `turn`.
+
+    Args:
+        watched: the watchdog with the time limit.
+        turn: `[1]`, the row of the environment that is being called.
+        what: the name of the called method in messages.
+    """
 
     __slots__ = "_turn", "_watched", "_what"
 
@@ -261,8 +286,8 @@ class calling:  # noqa: N801  # a context, like those of `contextlib`
 
 
 def read_mask(row: int, actions: ActionSpace, given: Any, whose: str = "") -> Bools:
-    """Check the action mask that an environment returned, and convert it to bool `[A]`. `whose` names the agent in the
-    message.
+    """Check the action mask that an environment returned, and convert it to bool `[A]`. The message of the error names
+    the environment's `row`, and the agent as `whose`.
 
     Raises:
         Fault: the mask does not fit the actions.
@@ -298,8 +323,8 @@ def floats(rewards: Sequence[Any]) -> npt.NDArray[np.float64]:
 
 
 def number(row: int, reward: Any, whose: str = "") -> float:
-    """Convert a reward that is no plain number, such as a NumPy scalar, to a float. `whose` names the agent in the
-    message.
+    """Convert a reward that is no plain number, such as a NumPy scalar, to a float. The message of the error names the
+    environment's `row`, and the agent as `whose`.
 
     Raises:
         Fault: the reward cannot be converted.

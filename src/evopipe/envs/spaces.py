@@ -39,16 +39,25 @@ _Path = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array of a possibly nested observation, and its conversion to columns of a flat row, a vector with all
-    numbers of the observation."""
+    """One array of a possibly nested observation. It becomes some columns of a flat row, a vector with all numbers of
+    the observation.
 
-    path: _Path  # keys and indices from the observation to it; empty where it is the observation
-    shape: tuple[int, ...]  # of the environment's own array, `()` for a number
-    counts: tuple[int, ...] = ()  # how many values each number of a discrete space has; empty for other spaces
-    firsts: tuple[int, ...] = ()  # the least value of each
-    channels: int | None = None  # for an image, the dimension of its channels, 0 or 2
-    low: float = 0.0  # the value that becomes 0 in an image
-    high: float = 1.0  # the value that becomes 1
+    Attributes:
+        path: the keys and indices that lead from the observation to the array; empty if the array is the observation.
+        shape: the shape of the environment's array; `()` for a number.
+        counts: for a discrete space, the number of values of each entry; empty for other spaces.
+        firsts: for a discrete space, the smallest value of each entry.
+        channels: for an image, the axis of its channels, 0 or 2; else None.
+        low, high: for an image, the values that become 0 and 1.
+    """
+
+    path: _Path
+    shape: tuple[int, ...]
+    counts: tuple[int, ...] = ()
+    firsts: tuple[int, ...] = ()
+    channels: int | None = None
+    low: float = 0.0
+    high: float = 1.0
 
     @cached_property
     def size(self) -> int:
@@ -192,7 +201,7 @@ class ObservationSpace:
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1), single
 
     def to_json(self) -> dict[str, Any]:
-        """Return the space as JSON data for an exported policy's description; `from_json` reads them."""
+        """Return the space as JSON data for an exported policy's description; `from_json` reads these data."""
         if self.plain:
             return {"observations": self.size}
         return {"observations": self.size, "observation": [asdict(leaf) for leaf in self.leaves]}
@@ -227,14 +236,21 @@ NO_MASK = (
 
 @dataclass(frozen=True, eq=False)
 class ActionSpace:
-    """An environment's action space, which converts actions between the algorithm's encoding and the
-    environment's own."""
+    """An environment's action space, which converts actions between the algorithm's encoding and the environment's own.
 
-    kind: str  # see `Spaces`
-    shape: tuple[int, ...]  # of the environment's own action
-    choices: tuple[int, ...] = ()  # how many values each number of an action has; none where continuous
-    starts: tuple[int, ...] = ()  # the least value of each
-    bounds: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None = None  # low and high [A] of a Box
+    Attributes:
+        kind: the kind of the space, as in `Spaces`.
+        shape: the shape of the environment's own action.
+        choices: the number of values of each entry of an action; empty if actions are continuous.
+        starts: the smallest value of each entry.
+        bounds: the lowest and highest numbers of a Box, `[A]` each; None for other spaces.
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+    choices: tuple[int, ...] = ()
+    starts: tuple[int, ...] = ()
+    bounds: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None = None
 
     @classmethod
     def of(cls, space: object) -> ActionSpace:
@@ -359,7 +375,7 @@ class ActionSpace:
         return np.asarray(np.logical_or.reduceat(mask, _starts(self.choices or (self.size,)), axis=1).all(axis=1))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the space as JSON data for an exported policy's description; `from_json` reads them."""
+        """Return the space as JSON data for an exported policy's description; `from_json` reads these data."""
         if self.kind == "discrete":
             return {"actions": self.size, "action_start": self.start}
         if self.bounds is None:

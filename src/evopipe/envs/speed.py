@@ -22,11 +22,17 @@ _SEED = 20_013
 
 
 class Speed(NamedTuple):
-    """The measured speed of an environment with one backend and one number of worker processes."""
+    """The measured speed of an environment.
+
+    Attributes:
+        backend: the backend, as in `env.backend`.
+        workers: the number of worker processes; None if the backend has none.
+        rate: environment steps per second, including resets.
+    """
 
     backend: str
-    workers: int | None  # worker processes; None where the backend has none
-    rate: float  # steps a second, resets included
+    workers: int | None
+    rate: float
 
 
 def speeds(cfg: EnvConfig, rows: int, seconds: float = 1.0) -> Iterator[Speed]:

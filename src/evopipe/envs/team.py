@@ -99,22 +99,37 @@ class TeamEnv(gymnasium.Env[Any, Any]):
 
 
 class Situation(NamedTuple):
-    """The observations of `n` environments of K agents, and the agents' legal actions."""
+    """The observations of `n` environments of K agents.
 
-    obs: npt.NDArray[np.float32]  # [n, K, O]
-    alive: npt.NDArray[np.bool_]  # [n, K]
-    legal: npt.NDArray[np.bool_]  # [n, K, A]
-    single: bool  # whether each agent gave one observation, and not a batch
+    Attributes:
+        obs: `[n, K, O]`, the observations; 0 for absent agents.
+        alive: `[n, K]`, whether the agent is present and acts.
+        legal: `[n, K, A]`, the legal actions.
+        single: whether the caller gave one observation for each agent, not a batch.
+    """
+
+    obs: npt.NDArray[np.float32]
+    alive: npt.NDArray[np.bool_]
+    legal: npt.NDArray[np.bool_]
+    single: bool
 
 
 @dataclass(frozen=True)
 class TeamSpace:
-    """The spaces of a team's K agents. They convert between dictionaries by agent and arrays with an axis K."""
+    """The spaces of a team's K agents, in the order of their ids. A `TeamSpace` converts between dictionaries by agent
+    and arrays with an axis K.
 
-    ids: tuple[Any, ...]  # as the environment has them: text or whole numbers
+    Attributes:
+        ids: the agents' ids in the environment.
+        observations: the observation space of each agent.
+        actions: the action space of each agent.
+        masks: for each agent, whether its observation is a dictionary that also holds its action mask.
+    """
+
+    ids: tuple[Any, ...]
     observations: tuple[ObservationSpace, ...]
     actions: tuple[ActionSpace, ...]
-    masks: tuple[bool, ...]  # whether an agent's observation is a dictionary that brings its action mask
+    masks: tuple[bool, ...]
 
     @classmethod
     def of(cls, env: TeamEnv) -> TeamSpace:
@@ -323,7 +338,7 @@ class TeamSpace:
         return [space.own(part[:, : space.size] if self.action.continuous else part) for space, part in parts]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the spaces as JSON data for an exported policy's description; `from_json` reads them.
+        """Return the spaces as JSON data for an exported policy's description; `from_json` reads these data.
 
         Agents' ids that are neither texts nor integers become texts.
         """

@@ -41,8 +41,8 @@ def team_step(
     space: TeamSpace, obs: Floats, reward: Floats, terminated: Bools, truncated: Bools, alive: Bools,
     mask: Bools | None = None, forced: Floats | None = None,
 ) -> RowStep:  # fmt: skip
-    """Build the results of a team's step, and find the broken rows: those with a value that is not finite, or with an
-    agent that acts next and has no legal action.
+    """Build the results of a team's step from the arrays `[n, K, …]` of `RowStep`, and find the broken rows: those with
+    a value that is not finite, or with an agent that acts next and has no legal action.
 
     Without masks every action that an agent has is legal. All actions of a truncated agent are legal, too, if its last
     mask allows no action.

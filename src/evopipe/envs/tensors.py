@@ -216,7 +216,8 @@ OFFERED: dict[str, Callable[..., Any]] = {
 
 
 class TensorStep(NamedTuple):
-    """The results of one step of `n` environments as tensors; see `RowStep`. No later step overwrites them.
+    """The results of one step of `n` environments as tensors; the fields are those of `RowStep`. No later step
+    overwrites the tensors.
 
     For a team every tensor is `[n, K, …]`, and all agents end at the same time.
     """
@@ -361,8 +362,8 @@ class TensorPool:
         return {"state": self.physics.cpu().numpy().copy(), "length": self.length.cpu().numpy().copy()}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.bool_]:
-        """Restore the state that `state` returned. Return False for every environment, `[R]`: each continues exactly as
-        saved."""
+        """Restore the state that `state` returned. Return which environments could not continue as saved, `[R]` bool:
+        in this pool none, so all are False."""
         self.physics.copy_(torch.from_numpy(state["state"]))
         self.length.copy_(torch.from_numpy(state["length"]))
         return np.zeros(self.rows, np.bool_)

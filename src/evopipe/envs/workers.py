@@ -46,7 +46,7 @@ class Workers:
     """Settings and bookkeeping of the worker processes that step the environments of a run's pools. The object decides
     how many processes each pool gets, and measures the time of a step.
 
-    Each pool forks its own workers. They end with the pool, with this object, and with this process.
+    Each pool forks its own workers. A pool's workers end with the pool, with this object, and with this process.
 
     Args:
         workers: the number of workers of a pool; `auto` decides by the available CPUs and the size of the pool.
@@ -73,7 +73,7 @@ class Workers:
 
         Args:
             rows: the number of environments in the pool.
-            overlapped: whether the caller computes while they step.
+            overlapped: whether the caller computes while the environments step.
             step_cost: the microseconds of a step; None if unknown.
         """
         if not self.auto:
@@ -98,6 +98,12 @@ class Workers:
     def fork(self, cfg: EnvConfig, rows: int, spaces: Spaces, overlapped: bool) -> _WorkerRows | None:
         """Fork the largest number of workers that a pool may need, early, while the trainer has little memory and few
         threads.
+
+        Args:
+            cfg: the block `env` of `params.yaml`.
+            rows: the number of environments in the pool.
+            spaces: the environment's spaces, which say how large its arrays are.
+            overlapped: whether the caller computes while the environments step.
 
         Returns:
             The pool's environments in worker processes; their method `open` decides how many processes are kept. None
@@ -129,7 +135,7 @@ class Workers:
             ) from None
 
     def close(self) -> None:
-        """End all worker processes. Pools that use them cannot be used any more."""
+        """End all worker processes. Pools with workers cannot be used any more."""
         for pool in self._pools:
             pool.close()
 

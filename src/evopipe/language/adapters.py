@@ -44,7 +44,13 @@ def _of_head(widths: Widths) -> Shapes:
 @dataclass(frozen=True)
 class LoRA:
     """The architecture of a member that is a low-rank adapter (LoRA) of the base model: matrices A `[in, rank]` and B
-    `[rank, out]` for every linear layer."""
+    `[rank, out]` for every linear layer.
+
+    Attributes:
+        rank: the rank of the matrices.
+        scale: the factor of the product of A and B, LoRA's α divided by the rank.
+        activation: always empty: there is no activation to mutate.
+    """
 
     rank: int
     scale: float = 2.0
@@ -136,7 +142,13 @@ class LoRA:
 @dataclass(frozen=True)
 class Full:
     """The architecture of a member that changes every weight of the base model by an added term, which is 0 at first.
-    With a tiny base, it learns a language model from scratch."""
+    With a tiny base, it learns a language model from scratch.
+
+    Attributes:
+        activation: always empty: there is no activation to mutate.
+        family, signature: constants, so that all such members may train in one batch; see
+            `core.structure.Architecture`.
+    """
 
     activation: str = ""
     family: str = "full"

@@ -46,24 +46,41 @@ _NARROW = 0.02  # standard deviation of a tiny model's first weights
 
 @dataclass(frozen=True, eq=False)
 class Base:
-    """A frozen causal language model with its tokenizer, which all members of a run share."""
+    """A frozen causal language model with its tokenizer, which all members of a run share.
 
-    name: str  # as the parameters name it
-    model: Any  # of `transformers`; none of its parameters learns
-    tokenizer: Any  # of `transformers`
-    digest: str  # of its files: an adapter is of no use to another base
-    words: Words  # its vocabulary and width
-    ends: tuple[int, ...]  # tokens that end a completion
-    pad: int  # the token that stands in pads; no mask lets it count
+    Attributes:
+        name: the model's name in the parameters.
+        model: the model of `transformers`, whose parameters do not learn; None if members are small GPTs.
+        tokenizer: the tokenizer of `transformers`.
+        digest: a hash of the model and its tokenizer, because an adapter fits no other base.
+        words: the sizes of the vocabulary and of the hidden states.
+        ends: the tokens that end a completion.
+        pad: the token in pads, which masks exclude.
+        device: the device of the model.
+        rows_at_once: how many rows of each member the model computes at a time; None for all.
+        exact: whether no bit of a member may depend on other members in the batch; pads are then computed, too.
+        length: the most tokens of a row, if members are small GPTs and there is no model; see `tokens_alone`.
+        special_tokens: whether special tokens in data take effect.
+        together: the processes among which rows are divided.
+        hooked: the registered forward hooks, see `hooks`.
+        active: the changes that the hooks add at present.
+    """
+
+    name: str
+    model: Any
+    tokenizer: Any
+    digest: str
+    words: Words
+    ends: tuple[int, ...]
+    pad: int
     device: torch.device
-    rows_at_once: int | None = None  # rows of each member that pass through it at a time; None: all
-    exact: bool = False  # whether no bit of a member may depend on its neighbours: pads are computed then, too
-    # most tokens of a row, where members are whole models over these tokens and there is no base, see `tokens_alone`
+    rows_at_once: int | None = None
+    exact: bool = False
     length: int = 0
-    special_tokens: bool = False  # whether special tokens that stand in data act
-    together: Together = field(default_factory=Together)  # the processes that its rows are divided among
-    hooked: list[Any] = field(default_factory=list, repr=False)  # its hooks, see `hooks`
-    active: list[Any] = field(default_factory=list, repr=False)  # what they add now
+    special_tokens: bool = False
+    together: Together = field(default_factory=Together)
+    hooked: list[Any] = field(default_factory=list, repr=False)
+    active: list[Any] = field(default_factory=list, repr=False)
 
     @cached_property
     def linear(self) -> tuple[BaseWeight, ...]:
@@ -211,13 +228,14 @@ class Base:
         self, messages: Sequence[Mapping[str, Any]], replies: Sequence[int], last: int,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int] | None:  # fmt: skip
-        """Return the tokens that the chat template writes after the last of the messages `replies`, which the model
-        wrote.
+        """Return the tokens that the chat template writes after the last reply in a chat: later messages, and the
+        beginning of the model's next turn.
 
         Args:
             messages: the chat.
-            replies: the indices of the messages that the model wrote.
-            last: the last token of the last of these. If it ended the turn, the template's end of turn is left out.
+            replies: the indices of the replies, the messages that the model wrote.
+            last: the last token of the last reply. If that token ended the turn, the template's end of turn is left
+                out.
             tools: the schemas of tools that the template shows.
 
         Returns:
@@ -264,7 +282,8 @@ class Base:
 
 
 def load_base(cfg: LanguageConfig, seed: int, device: torch.device | None = None) -> Base:
-    """Load the base model that the parameters name, or make a tiny one whose weights are drawn with `seed`.
+    """Load the base model that the block `language` (`cfg`) names, or make a tiny one whose weights are drawn with
+    `seed`.
 
     Raises:
         MissingInputError: the extra `language` is not installed; or the folder or hub id does not exist, or lacks a
@@ -287,7 +306,8 @@ def load_base(cfg: LanguageConfig, seed: int, device: torch.device | None = None
 def base_of(name: str, model: Any, tokenizer: Any, digest: str, device: torch.device) -> Base:
     """Return a base made of a model and a tokenizer of `transformers`. The model's weights are frozen.
 
-    With None as `tokenizer`, the base cannot convert text until `with_tokenizer` adds one.
+    `name` is the model's name in messages, and `digest` a hash that identifies the model. With None as `tokenizer`, the
+    base cannot convert text until `with_tokenizer` adds one.
 
     Raises:
         DataError: model and tokenizer do not belong together, or no token ends a text.
@@ -300,8 +320,14 @@ def base_of(name: str, model: Any, tokenizer: Any, digest: str, device: torch.de
 
 
 def tokens_alone(tokens: Sequence[str], length: int, hidden: int, device: torch.device | None = None) -> Base:
-    """Return a base without a model, for members that are small GPTs: it holds only a vocabulary, in which token 0 is
-    the pad."""
+    """Return a base without a model, for members that are small GPTs.
+
+    Args:
+        tokens: the texts of the tokens; token 0 is the pad.
+        length: the most tokens of a row.
+        hidden: the width of the members' hidden states.
+        device: the device of the members; None for the CPU.
+    """
     digest = hashlib.sha256(json.dumps([*tokens, length]).encode()).hexdigest()[:32]
     words, device = Words(len(tokens), hidden), device or torch.device("cpu")
     return Base("gpt", None, tuple(tokens), digest, words, (), 0, device, length=length)

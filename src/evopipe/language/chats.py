@@ -20,10 +20,16 @@ _BLOCK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 @dataclass(frozen=True)
 class Shown:
-    """A chat as the text that a chat template wrote, with the ranges of characters of the messages' contents."""
+    """A chat as the text that a chat template wrote.
+
+    Attributes:
+        text: the text, in which data is marked.
+        of: for each message whose content the text has unchanged and once, by the message's index, the range (start,
+            end) of the content's characters.
+    """
 
     text: Marked
-    of: Mapping[int, tuple[int, int]]  # where the content of messages stands; of those that are shown as they are, once
+    of: Mapping[int, tuple[int, int]]
 
 
 def show(

@@ -25,11 +25,17 @@ _WORTH = 0.75  # share of the rows that may be left for the batch to be made sma
 
 
 class Sampling(NamedTuple):
-    """Settings by which tokens are sampled, one value for each member `[P]` or for each completion `[P, R]`."""
+    """Settings by which tokens are sampled, one value for each member `[P]` or for each completion `[P, R]`.
 
-    temperature: Tensor  # float; 0: the likeliest token
-    top_k: Tensor  # int64, of the likeliest so many; 0: all
-    top_p: Tensor  # float, of the likeliest that have so much of the probability; 1: all
+    Attributes:
+        temperature: the divisor of the logits; 0 for the most likely token.
+        top_k: int64; samples from the k most likely tokens; 0 for all.
+        top_p: samples from the most likely tokens whose probabilities sum to p; 1 for all.
+    """
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
 
     @classmethod
     def greedy(cls, members: int, device: torch.device) -> Sampling:
@@ -45,13 +51,21 @@ class Sampling(NamedTuple):
 @dataclass(frozen=True)
 class Written:
     """The completions of `P` members, `[P, R, T]`: `R` completions of at most `T` tokens each. Completions of the same
-    prompt are adjacent; pads follow a completion's end."""
+    prompt are adjacent; pads follow a completion's end.
+
+    Attributes:
+        ids: the tokens.
+        mask: True for tokens that the model wrote, including the token that ends a completion.
+        log_prob: the log-probability of each token that the model wrote; 0 elsewhere.
+        entropy: the entropy of the distribution of each token, without temperature and filters; 0 elsewhere.
+        ended: `[P, R]` bool, True if the model's own token or a stop text ended the completion, not the limit.
+    """
 
     ids: Tensor
-    mask: Tensor  # bool, tokens that the model wrote, that which ends it included
-    log_prob: Tensor  # of those tokens, 0 elsewhere
-    entropy: Tensor  # of the distribution without temperature or filters, 0 elsewhere
-    ended: Tensor  # [P, R] bool, by the model's own token or a text that stops it, not by the limit
+    mask: Tensor
+    log_prob: Tensor
+    entropy: Tensor
+    ended: Tensor
 
     @property
     def lengths(self) -> Tensor:
@@ -218,7 +232,7 @@ def choose(log_probs: Tensor, how: Sampling, u: Tensor) -> Tensor:
 
 
 def chances(log_probs: Tensor, how: Sampling) -> Tensor:
-    """Return the probabilities `[P, n, V]` float64 with which `choose` samples tokens.
+    """Return the probabilities `[P, n, V]` float64 with which `choose` samples tokens, from the same arguments.
 
     Filters apply in the order of `transformers` and vLLM: temperature; then the k most likely tokens, including ties
     for the k-th place; then, renormalised, the most likely of these until their probabilities sum to p.

@@ -42,12 +42,20 @@ class TransformerLayer(NamedTuple):
 @dataclass(frozen=True)
 class GPT:
     """The architecture of a member that is a small GPT. Methods without a docstring are documented in
-    `core.structure.Architecture`."""
+    `core.structure.Architecture`.
+
+    Attributes:
+        layers: the sizes of the layers.
+        hidden: the width `H` of the residual stream, a multiple of 16.
+        head: the width of an attention head, a multiple of 16.
+        length: the most tokens of a row.
+        activation: always empty: there is no activation to mutate.
+    """
 
     layers: tuple[TransformerLayer, ...]
-    hidden: int  # `H`, width of the stream; a multiple of 16, as are `head` and all nodes
-    head: int  # width of a head
-    length: int  # most tokens of a row
+    hidden: int
+    head: int
+    length: int
     activation: str = ""
 
     @classmethod

@@ -22,10 +22,17 @@ _MORE = 7  # parts, at most, that rows are divided into for their lengths' sake
 
 
 class LowRank(NamedTuple):
-    """A LoRA term of `P` members that is added to the output of a linear layer of the base: `W x + s · B A x`."""
+    """A LoRA term of `P` members that is added to the output of a linear layer of the base: `scale · x a b` for the
+    layer's input `x`.
 
-    a: Tensor  # [P, in, r]
-    b: Tensor  # [P, r, out]
+    Attributes:
+        a: `[P, in, r]`, the matrices that reduce the input to rank r.
+        b: `[P, r, out]`, the matrices that expand it to the output.
+        scale: the factor of the term.
+    """
+
+    a: Tensor
+    b: Tensor
     scale: float
 
     def __call__(self, module: nn.Module, x: Tensor, out: Tensor) -> Tensor:
@@ -36,10 +43,14 @@ class LowRank(NamedTuple):
 
 
 class WeightDelta(NamedTuple):
-    """The terms that `P` members add to the weight and bias of one of the base's modules, by kind of parameter; the
-    kinds are those of `language.layers.BaseWeight`."""
+    """The terms that `P` members add to the weight and bias of one of the base's modules.
 
-    parts: dict[str, Tensor]  # [P, rows, columns] each
+    Attributes:
+        parts: the terms, `[P, rows, columns]` each, by kind of parameter; for the kinds see
+            `language.layers.BaseWeight`.
+    """
+
+    parts: dict[str, Tensor]
 
     def __call__(self, module: nn.Module, x: Tensor, out: Tensor) -> Tensor:
         members = len(next(iter(self.parts.values())))
@@ -241,8 +252,8 @@ def reference(base: Base, text: Text) -> Tensor:
 
 
 def padded(real: Tensor) -> bool:
-    """Return whether any row begins with pads. Only such pads need an attention mask, because no token attends to pads
-    after it."""
+    """Return whether any row begins with pads; `real` `[n, L]` is False for pads. Only pads at the beginning need an
+    attention mask, because no token attends to pads after it."""
     return not bool(real[..., 0].all())
 
 
@@ -253,5 +264,5 @@ def attention_inputs(real: Tensor) -> dict[str, Tensor]:
 
 
 def positions(real: Tensor) -> Tensor:
-    """Return each token's position in its row, `[…, L]` int64, not counting pads."""
+    """Return each token's position in its row, `[…, L]` int64, not counting pads. `real` `[…, L]` is False for pads."""
     return (real.long().cumsum(dim=-1) - 1).clamp(min=0)

@@ -19,16 +19,22 @@ Shapes: TypeAlias = "Mapping[str, tuple[int, ...]]"
 
 
 class BaseWeight(NamedTuple):
-    """A weight of the base model that members can change, with its kind, its shape, and the modules that use it.
+    """A weight of the base model that members can change.
 
     The kinds are `linear` [out, in], `conv` [in, out] (a transposed linear layer), `embedding` [V, H], `scale` [H] of a
-    normalisation layer, and `bias` [H]. In the list of layers for LoRA adapters the shape is always (in, out).
+    normalisation layer, and `bias` [H]; V counts the tokens of the vocabulary, and H is the width of the hidden states.
+
+    Attributes:
+        name: the name of the weight; in the list of layers for LoRA adapters, that of the layer.
+        kind: the kind of the weight in the first module that uses it.
+        shape: the shape; in the list of layers for LoRA adapters always (in, out).
+        modules: a pair (module, kind) for each module that uses the weight; tied weights have two.
     """
 
     name: str
     kind: str
     shape: tuple[int, ...]
-    modules: tuple[tuple[str, str], ...]  # (module, kind there): tied weights are read by two
+    modules: tuple[tuple[str, str], ...]
 
 
 def _is_linear(module: nn.Module) -> str | None:
@@ -65,7 +71,7 @@ def all_weights(model: nn.Module, called: str) -> tuple[BaseWeight, ...]:
     """Return every weight of a model, in the order of `named_parameters`.
 
     Raises:
-        DataError: a module uses a weight in such a way that no term can be added to it. The message names the model as
+        DataError: a module uses a weight in a way that does not let a member change it. The message names the model as
             `called`.
     """
     readers: dict[int, list[tuple[str, str]]] = {}
@@ -98,10 +104,9 @@ def numbers(shapes: Shapes) -> int:
 
 
 def size_of(self: Any, widths: Widths) -> int:
-    """Return the length of a member's flat row, a vector of all its weights. Classes with a method `shapes` use this
-    function as their method `Architecture.size`.
+    """Return the length of a member's flat row, a vector of all its weights.
 
-    In the same way they use `parts_of` and, if they are structures, `pack`, `unpack`, `part` and `repeat`.
+    Architectures with a method `shapes` use this function as their method `Architecture.size`.
     """
     return numbers(self.shapes(widths))
 
@@ -125,8 +130,8 @@ def place(source: Tensor, target: Tensor) -> None:
 
 
 def pack(self: Any, rows: Sequence[Tensor]) -> Tensor:
-    """Stack members' flat rows, each of its own architecture, as one tensor `[P, N]`, padded with zeros to the common
-    `shapes`. Classes use this function as their method `Structure.pack`."""
+    """Stack members' flat rows, each of its own architecture, as one tensor `[P, N]`, each matrix padded with zeros to
+    its shape in `self.shapes`. Classes use this function as their method `Structure.pack`."""
     found = torch.zeros(len(rows), self.size)
     for arch, row, whole in zip(self.archs, rows, found, strict=True):
         into = split(whole, self.shapes)

@@ -25,8 +25,13 @@ _PREFIX = "base_model.model."
 
 
 def adapter_files(base: Base, arch: LoRA, row: Tensor) -> dict[str, bytes]:
-    """Convert a LoRA adapter, given as a flat row of its weights, to PEFT's two files; return the files' contents by
-    name."""
+    """Convert a LoRA adapter to PEFT's two files; return the files' contents by name.
+
+    Args:
+        base: the base model.
+        arch: the adapter's architecture.
+        row: the adapter's flat row, a vector of all its weights.
+    """
     tensors = {}
     for name, part in arch.named(Adapted.of(base), row).items():
         layer, _, which = name.rpartition(".")
@@ -149,7 +154,8 @@ def merged_files(base: Base, arch: LoRA | Full, row: Tensor) -> dict[str, bytes]
     """Return the contents of a model folder, file contents by name: the base with a member's change merged into its
     weights, and the tokenizer.
 
-    The base's own weights are overwritten while `transformers` writes the files, and restored afterwards.
+    The base's own weights are overwritten while `transformers` writes the files, and restored afterwards. `row` is the
+    flat row of the change, a vector of all its weights, and `arch` its architecture.
     """
     weights: Mapping[str, Tensor] = _merged_weights(base, arch, row)
     plain = {name: tensor.detach().clone() for name, tensor in base.model.state_dict().items()}

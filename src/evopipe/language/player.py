@@ -33,8 +33,16 @@ POLICY, WEIGHTS = "policy.json", "weights.safetensors"
 
 
 class GamePolicy:
-    """A trained player of a task's games, such as Wordle. `about` is the content of its `policy.json`: scores, lineage
-    and provenance."""
+    """A trained player of a task's games, such as Wordle.
+
+    Args:
+        about: the content of its `policy.json`: scores, lineage and provenance.
+        task: the task, whose method `play` plays games.
+        algo: the module of the algorithm.
+        cfg: the algorithm's configuration.
+        hyper: the member's hyper-parameters as tensors, by name.
+        nets: the networks that choose tokens, by name.
+    """
 
     def __init__(
         self, about: Mapping[str, Any], task: Any, algo: Any, cfg: Any, hyper: Hyper, nets: Mapping[str, Net]
@@ -48,8 +56,8 @@ class GamePolicy:
         return f"<GamePolicy {self.about.get('algo', '')}{place}>"
 
     def act(self, seeds: np.ndarray) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-        """Return a function that chooses the next tokens of one game for each of `seeds` `[n]`, for the task's
-        `play`."""
+        """Return a function that chooses the next token of every game, as the task's `play` calls it; there is one game
+        for each of `seeds` `[n]`."""
         return joint_writer([(self._writer(seeds, self._cfg, self._hyper), np.arange(len(seeds)))], self.task.guess)
 
     def play(self, games: int = 1, seed: int = 0) -> Any:
@@ -61,8 +69,8 @@ class GamePolicy:
     def perform(
         self, games: int, seed: int, ask: Callable[[], str], show: Callable[[str], None], tell: Callable[[str], None]
     ) -> None:
-        """Play games for a user: call `show` with each game as text, and `tell` with its return, at the end with the
-        mean. `ask` is not used."""
+        """Play games for a user: call `show` with each game as text, and `tell` with the game's return, and at the end
+        with the mean return. `ask` is not used."""
         played = self.play(games, seed)
         for row, total in zip(played.rows, played.returns, strict=True):
             show("\n".join(squares(row)) if "guesses" in row else json.dumps(row))

@@ -31,10 +31,14 @@ _AT_ONCE = 64  # prompts that are completed at a time
 
 
 class LanguagePolicy:
-    """A trained language model, or reward model, over a `base` model and its tokenizer.
+    """A trained language model, or reward model.
 
-    `about` is the content of its `policy.json`: scores, lineage and provenance. `head` is the value head of a reward
-    model, weights `[H]` and a bias; None for a language model.
+    Args:
+        base: the base model with its tokenizer.
+        config: the block `language` of the parameters of its training.
+        about: the content of its `policy.json`: scores, lineage and provenance.
+        net: what the member has learned; None for the base model alone.
+        head: the value head of a reward model, weights `[H]` and a bias; None for a language model.
     """
 
     def __init__(

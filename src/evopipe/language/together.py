@@ -18,24 +18,31 @@ from torch import Tensor, distributed
 @dataclass(frozen=True)
 class Together:
     """The group of processes that compute one member together, including this process. A group of one process sends
-    nothing."""
+    nothing.
+
+    Attributes:
+        size: the number of processes in the group.
+        place: the index of this process in the group.
+        first: the rank, among all processes, of the group's first process.
+        group: the group of `torch.distributed`; None for a group of one process.
+    """
 
     size: int = 1
-    place: int = 0  # of this process among them
-    first: int = 0  # rank of the one that leads
-    group: Any = None  # torch.distributed's
+    place: int = 0
+    first: int = 0
+    group: Any = None
 
     @property
     def leads(self) -> bool:
         return not self.place
 
     def mine(self, part: int) -> bool:
-        """Return whether this process computes the part with this number."""
+        """Return whether this process computes the part of the member's rows with this number."""
         return part % self.size == self.place
 
     def tell(self, part: int, *tensors: Tensor) -> None:
-        """Broadcast tensors from the process that computes the part to all other processes of the group, which receive
-        them in place."""
+        """Broadcast tensors from the process that computes the part of the rows with this number to all other processes
+        of the group, which receive them in place."""
         if self.size == 1:
             return
         for tensor in tensors:

@@ -58,18 +58,28 @@ class _Ragged:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A dataset of text as rows of JSON data and as tokens, with the indices of its training, validation and
-    test rows."""
+    """A dataset of text, as rows of JSON data and as tokens.
 
-    form: Form  # of the rows
-    rows: Sequence[Mapping[str, Any]]  # as they were read
-    prompts: _Ragged  # of every row
-    # What is to be learned: none; the completion; the chosen and the rejected one; or the completion and another row's.
+    Attributes:
+        form: the form of the rows, such as `supervised` or `preference`.
+        rows: the rows as they were read.
+        prompts: the tokens of each row's prompt.
+        answers: the tokens to learn from, in no, one or two lists: the completion of each row; the chosen and the
+            rejected one; or the completion and that of another row.
+        learned: for each token of the first answer, 1 if it is learned, 0 if it only stands between.
+        splits: the indices of the rows for training, for scoring members during training, and for the final test.
+        left_out: the number of rows that were too long.
+        digest: the base's digest.
+    """
+
+    form: Form
+    rows: Sequence[Mapping[str, Any]]
+    prompts: _Ragged
     answers: tuple[_Ragged, ...]
-    learned: _Ragged  # of every token of the first answer, 1 where it is to be learned, 0 where it is another's
-    splits: Mapping[str, np.ndarray]  # which rows train, score members while they train, and are held out
-    left_out: int  # rows that were too long
-    digest: str  # of the base's tokens
+    learned: _Ragged
+    splits: Mapping[str, np.ndarray]
+    left_out: int
+    digest: str
 
     def prompt_batch(self, index: Rows, pad: int) -> tuple[Tensor, Tensor]:
         """Return the prompts of some rows, `[n, L]` int64 padded on the left, and a mask `[n, L]` bool that is False
@@ -112,10 +122,10 @@ def tokenise(
     rows: Sequence[Mapping[str, Any]], form: Form, base: Base, cfg: LanguageConfig, fetch: TextFetch, seed: int,
     held_out: int | None = None,
 ) -> Corpus:  # fmt: skip
-    """Tokenise rows and split them into training, validation and test. Rows that are too long are left out.
+    """Tokenise rows, and split the rows into training, validation and test. Rows that are too long are left out.
 
-    If `held_out` is given, rows from that index on are for validation, and there is no test split. Otherwise rows are
-    split at random, by the shares in `fetch`.
+    `cfg` says how prompts are shown and how long rows may be. If `held_out` is given, rows from that index on are for
+    validation, and there is no test split. Otherwise rows are split at random, by the shares in `fetch`.
 
     Raises:
         DataError: a split is empty, or the chat template is missing or refuses a prompt.
@@ -200,7 +210,7 @@ def _too_few(rows: Sequence[Any], kept: Sequence[Mapping[str, Any]], form: Form,
 
 def games(rows: Sequence[Mapping[str, Any]], told: Any, base: Base, fetch: TextFetch, seed: int) -> Corpus:
     """Split rows of games at random into training, validation and test. `told` has the games as tokens, from the task's
-    `encode`.
+    `encode`, and `fetch` the shares of the splits.
 
     Raises:
         DataError: there are too few games for three splits.

@@ -40,7 +40,7 @@ class Spoken(NamedTuple):
 def read(text: str, tools: Sequence[Mapping[str, Any]]) -> Spoken:
     """Parse a completion into text and tool calls, in the formats that chat templates use.
 
-    These are `<tool_call>` with JSON (Hermes, Qwen) or with `<function=…><parameter=…>` (Qwen's coders), and a
+    The formats are `<tool_call>` with JSON (Hermes, Qwen) or with `<function=…><parameter=…>` (Qwen's coders), and a
     completion that consists only of JSON with a `name` and `arguments` or `parameters` (Llama), of a list of such JSON
     (Mistral), or of `name{…}`. If a call is malformed or names no tool in `tools`, the whole completion is text.
     """

@@ -36,7 +36,8 @@ class Header(NamedTuple):
 
 
 def headers(folder: Path, where: str) -> dict[str, Header]:
-    """Return the shapes and types of all tensors in a folder's safetensors files, by the tensor's name.
+    """Return the shapes and types of all tensors in a folder's safetensors files, by the tensor's name. Error messages
+    begin with `where`.
 
     Raises:
         DataError: a file is damaged.
@@ -55,7 +56,8 @@ def headers(folder: Path, where: str) -> dict[str, Header]:
 
 
 def check_config(config: Mapping[str, Any], held: Mapping[str, Header], where: str) -> None:
-    """Check a model's `config.json` against the stored tensors `held`, before a model of that size is built.
+    """Check a model's `config.json` against the stored tensors `held`, before a model of that size is built. Error
+    messages begin with `where`.
 
     Raises:
         DataError: the model is quantised, or its configuration asks for more layers or numbers than are stored.
@@ -90,8 +92,8 @@ def _told(config: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, st
 
 
 def misfit(config: Any, held: Mapping[str, Header]) -> str | None:
-    """Return a message that names a stored tensor of another shape than the `transformers` configuration requires; None
-    if all fit. No memory is allocated for the model."""
+    """Return a message that names a stored tensor (of `held`) whose shape differs from that in the `transformers`
+    configuration; None if all fit. No memory is allocated for the model."""
     from transformers import AutoModelForCausalLM
 
     make: Any = AutoModelForCausalLM.from_config
@@ -105,7 +107,8 @@ def misfit(config: Any, held: Mapping[str, Header]) -> str | None:
 
 
 def check_model(model: nn.Module, held: Mapping[str, Header], dtype: str, where: str) -> None:
-    """Check the weights of a loaded model. `dtype` is the type that they were loaded as.
+    """Check the weights of a loaded model. `held` has the stored tensors, and `dtype` is the type as which they were
+    loaded. Error messages begin with `where`.
 
     Raises:
         DataError: a weight is quantised or not finite.

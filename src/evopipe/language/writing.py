@@ -24,6 +24,13 @@ class Writer:
 
     Keys and values of earlier tokens are cached, so that no token is computed twice. A game's random draws depend only
     on its own seed and the token's position. Members are therefore compared on the same draws.
+
+    Args:
+        nets: the networks that choose tokens, by name, for all members.
+        logits: a function that converts the networks' outputs, by name, to the logits `[P, n, V]` of the `V` tokens.
+        cfg: the algorithm's configuration, with `decode` and `beams`.
+        hyper: hyper-parameters by name; `temperature` is `[P]`.
+        seeds: `[n]`, the seeds of the games.
     """
 
     def __init__(self, nets: Mapping[str, Net], logits: Logits, cfg: Any, hyper: Hyper, seeds: np.ndarray) -> None:

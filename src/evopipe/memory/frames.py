@@ -27,8 +27,15 @@ NONE = -1
 class Frames:
     """Storage of a replay buffer's images as bytes, in which transitions that share a frame point to one copy of it.
 
-    There are `N` rows over all buffers. A row is a transition over n steps, with a frame before and a frame after it. A
-    frame holds all images of one observation.
+    A frame holds all images of one observation. A row is a transition over n steps, with a frame before and a frame
+    after it. There are `N` rows over all buffers.
+
+    Args:
+        images: the places of the images in an observation.
+        observations: the width of an observation.
+        rows: `N`.
+        steps: n, the number of steps of a transition.
+        device: the device of the tensors.
 
     Attributes:
         size: `S`, bytes of a frame.
@@ -68,17 +75,17 @@ class Frames:
         return [slice(a, b) for a, b in zip(ends, starts, strict=True)]
 
     def without_images(self, rows: np.ndarray) -> np.ndarray:
-        """Return packed rows without the columns of their images: `[n, size]` → `[n, size - 2 S]`."""
+        """Return packed transitions without the columns of their images: `[n, size]` → `[n, size - 2 S]`."""
         return np.concatenate([rows[:, columns] for columns in self._between(rows.shape[1])], axis=1)
 
     def add(self, at: np.ndarray, rows: np.ndarray, source: np.ndarray, sources: int) -> None:
-        """Store the frames of packed transitions `[n, size]`, which replace those of the rows `at` `[n]`.
+        """Store the frames of packed transitions, which replace those of the rows `at`.
 
         A frame that is equal to a recent frame of the same environment is not stored a second time.
 
         Args:
-            at: the rows' indices among all N, all different.
-            rows: the transitions, with the transitions of one environment in order of time.
+            at: `[n]`, the rows' indices among all N, all different.
+            rows: `[n, size]`, the transitions, with the transitions of one environment in order of time.
             source: `[n]`, the environment of each transition, ascending.
             sources: the number of environments.
         """
@@ -149,7 +156,9 @@ class Frames:
     def join(self, bare: Tensor, index: Tensor) -> Tensor:
         """Return transitions with their images put back as numbers in [0, 1]: `[n, size - 2 S]` → `[n, size]`.
 
-        `bare` holds the transitions without images, `index` `[n]` their row indices among all N.
+        Args:
+            bare: the transitions without images.
+            index: `[n]`, the transitions' row indices among all N.
         """
         size = bare.shape[1] + 2 * self.size
         rows, at = bare.new_empty(len(bare), size), 0

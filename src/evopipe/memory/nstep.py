@@ -26,7 +26,12 @@ _GOES_ON, _TERMINATED, _TRUNCATED = 0, 1, 2
 
 
 class NStep:
-    """Assembler of n-step transitions: it holds the last n = `layout.steps` steps of each of `R` environments."""
+    """Assembler of n-step transitions: it holds the last n steps of each of `R` environments.
+
+    Args:
+        layout: the layout of the transitions; n is its `steps`.
+        rows: `R`.
+    """
 
     def __init__(self, layout: RowLayout, rows: int) -> None:
         n, self._layout = layout.steps, layout
@@ -58,15 +63,20 @@ class NStep:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Add one step of all R environments, and return the n-step transitions that it completes.
 
-        Every argument is `[R, …]`, one row per environment. The result is packed transitions `[R, n, size]` and a mask
-        `[R, n]` bool of the valid ones. Usually one transition per environment is valid, and more where an episode
-        ended.
+        The result is packed transitions `[R, n, size]` and a mask `[R, n]` bool of the valid ones. Usually one
+        transition per environment is valid, and more where an episode ended.
 
-        A `broken` step is left out. The unfinished transitions of that environment end before the broken step and
-        bootstrap from the last good observation.
+        Every argument is `[R, …]`, one row per environment. For a team of K agents, arrays have an axis `K` after it.
 
-        For a team of K agents, arrays have an axis `K`. `alive` `[R, K]` says which agents took the step. `next_alive`
-        `[R, K]` is each agent's status after the step (see `evopipe.types`). `over` `[R]` says where the episode ended.
+        Args:
+            obs, action, reward, terminated, truncated, next_obs: the step: the observation before it, the action, and
+                what it gave.
+            next_legal, legal: the legal actions after and before the step; None if all are legal.
+            broken: `[R]`, unusable steps, such as those with a number that is not finite. A broken step is left out:
+                unfinished transitions of that environment end before it and bootstrap from the last good observation.
+            alive: for a team, `[R, K]`, which agents took the step.
+            over: `[R]`, whether the episode ended; None if it did where the step terminated or was truncated.
+            next_alive: for a team, `[R, K]`, each agent's status after the step (see `evopipe.types`).
         """
         n, index, layout = self._layout.steps, np.arange(len(obs)), self._layout
         obs, next_obs, action, reward = (x.reshape(len(obs), -1) for x in (obs, next_obs, action, reward))
@@ -145,14 +155,14 @@ class NStep:
         self._first[rows] = self._next[rows] = 0
 
     def part(self, rows: np.ndarray) -> NStep:
-        """Return a copy of the stored steps of the environments `rows`."""
+        """Return the stored steps of the environments `rows` as an `NStep` of their own, a copy."""
         found = NStep(self._layout, len(rows))
         arrays = self._arrays()
         found.restore({name: array[_at(array, rows)] for name, array in arrays.items()})
         return found
 
     def put(self, rows: np.ndarray, part: NStep) -> None:
-        """Overwrite the stored steps of the environments `rows` with those of `part`, which the method `part`
+        """Overwrite the stored steps of the environments `rows` with those in `part`, an `NStep` that the method `part`
         returned."""
         for name, array in part._arrays().items():
             own = self._arrays()[name]

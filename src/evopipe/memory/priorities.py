@@ -24,9 +24,15 @@ MOST = 1e30  # largest priority: a million of them still have a finite sum
 
 
 class Priorities:
-    """Sum trees for prioritized replay: one tree for each of `P` members, over `capacity` rows of a buffer.
+    """Sum trees for prioritized replay: one tree for each of `P` members, over the rows of a buffer.
 
     A row's priority is its error to the power α; α = 0 gives uniform sampling (Schaul et al., ICLR 2016).
+
+    Args:
+        members: `P`.
+        capacity: the number of rows of a buffer.
+        alpha: α.
+        device: the device of the tensors.
 
     Attributes:
         levels: the levels of the trees, `[P, n]` each. The first level holds the priorities of rows. Each entry of a
@@ -97,7 +103,7 @@ class Priorities:
         Args:
             slots: `[P]` int64, the members.
             index: `[P, B]` int64, B rows of each member. If a row occurs several times, its largest error counts.
-            errors: `[P, B]`. A NaN leaves the row's priority as it was.
+            errors: `[P, B]`, the errors of these rows. A NaN leaves the row's priority as it was.
         """
         if build.serve(self.largest):
             native.update(self.levels, slots, index, errors, self.alpha, LEAST, MOST, self.largest)
@@ -112,7 +118,7 @@ class Priorities:
         self._add_up(slots[:, None].expand(index.shape).reshape(-1), index.reshape(-1))
 
     def inherit(self, slots: Tensor, parents: Tensor) -> None:
-        """Copy the priorities of the members `parents` `[n]` to the members `slots` `[n]`, where both sample the same
+        """Copy the priorities of the members `parents` `[n]` to the members `slots` `[n]`, which must sample the same
         buffer."""
         for tensor in self.tensors():
             tensor.index_copy_(0, slots, tensor.index_select(0, parents))
@@ -147,8 +153,8 @@ class Priorities:
             above.copy_(below.view(-1, FAN_OUT).sum(dim=1).view(above.shape))
 
     def state(self, filled: int) -> dict[str, Tensor]:
-        """Return a copy on the CPU of the priorities of the first `filled` rows, and of each member's largest
-        priority."""
+        """Return a copy on the CPU of the first `filled` rows' priorities, and of each member's largest priority, by
+        name."""
         return {
             "priorities": self.levels[0][:, :filled].to("cpu", copy=True),
             "largest": self.largest.to("cpu", copy=True),

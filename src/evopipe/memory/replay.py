@@ -38,15 +38,25 @@ _COHORTS = 16  # of which batches are kept
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Layout of a packed transition: the widths of its parts, which follow one another in a row of float32 numbers."""
+    """Layout of a packed transition: the widths of its parts, which follow one another in a row of float32 numbers.
 
-    obs: int  # O, of a team K · O
-    actions: int  # A, of a team K · A
-    masked: bool  # whether it holds the legal actions in the next observation
-    continuous: bool = False  # whether an action is a vector
-    steps: int = 1  # environment steps that it spans at most
-    legal: bool = False  # whether it holds the legal actions in the observation
-    agents: int = 0  # K of a team, 0 where one agent acts
+    Attributes:
+        obs: O, the width of an observation; for a team of K agents K · O.
+        actions: A, the number of discrete actions or the width of a continuous action; for a team K · A.
+        masked: whether a row holds the legal actions of the next observation.
+        continuous: whether actions are continuous.
+        steps: the largest number of environment steps that a transition spans.
+        legal: whether a row holds the legal actions of the observation.
+        agents: K for a team, 0 for a single agent.
+    """
+
+    obs: int
+    actions: int
+    masked: bool
+    continuous: bool = False
+    steps: int = 1
+    legal: bool = False
+    agents: int = 0
 
     @classmethod
     def of(cls, spaces: Spaces, masked: bool, steps: int = 1, legal: bool = False) -> RowLayout:
@@ -149,10 +159,12 @@ class RowLayout:
         return rows
 
     def unpack(self, rows: Tensor, weight: Tensor, gamma: Tensor) -> Batch:
-        """Return rows `[P, B, size]` as a `Batch` whose tensors are views of the rows where possible.
+        """Return packed rows as a `Batch` whose tensors are views of the rows where possible.
 
-        There are B transitions for each of P members. `weight` `[P, B]` is the weight of each transition in the loss.
-        `gamma` `[P]` is the discount, by which the rewards of several steps are summed.
+        Args:
+            rows: `[P, B, size]`, B transitions for each of P members.
+            weight: `[P, B]`, the weight of each transition in the loss.
+            gamma: `[P]`, the discount, by which the rewards of several steps are summed.
         """
         if self.agents:
             return self._unpack_team(rows, weight, gamma)
@@ -207,11 +219,10 @@ class RowLayout:
 
 
 class Incoming:
-    """Buffer of the transitions of one step of all environments, which C kernels append to a `Replay`; see
-    `Replay.incoming`.
+    """Buffer for the transitions of one step of all environments, which C kernels append to a `Replay`.
 
-    `before` writes observations and legal actions before the step. `after` writes actions and results, and appends the
-    transitions.
+    `Replay.incoming` makes it. The method `before` writes observations and legal actions before the step. The method
+    `after` writes actions and results, and appends the transitions.
     """
 
     def __init__(self, replay: Replay, rows: int, at: np.ndarray | None) -> None:
@@ -231,8 +242,8 @@ class Incoming:
         )  # fmt: skip
 
     def before(self, obs: np.ndarray, legal: np.ndarray) -> None:
-        """Write the observations `[n, O]` and the legal actions `[n, A]` of the n environments that are about to
-        step."""
+        """Write what the n environments that are about to step show: observations `[n, O]` and legal actions `[n,
+        A]`."""
         self._obs[self._where] = obs
         if self._legal is not None:
             self._legal[self._where] = legal
@@ -243,8 +254,8 @@ class Incoming:
     ) -> None:  # fmt: skip
         """Write the actions and the outcomes of the step, and append the transitions to the replay buffer.
 
-        All arguments are `[n, …]`, one row for each environment that stepped. Transitions that are `broken` `[n]` or
-        hold a number that is not finite are left out.
+        All arguments are `[n, …]`, one row for each environment that stepped. A transition is left out if its step is
+        unusable (`broken` `[n]`, see `RowStep`), or if it holds a number that is not finite.
         """
         at = self._where
         self._action[at], self._reward[at], self._terminated[at] = action, reward, terminated
@@ -255,11 +266,19 @@ class Incoming:
 
 
 class Replay:
-    """Replay buffers of a population: `M` ring buffers of packed transitions, with priorities if sampling uses them.
+    """Replay buffers of a population: ring buffers of packed transitions, with priorities if sampling uses them.
 
-    All members share one buffer, each member has its own, or every `each` neighbouring members share one. If `images`
-    lists columns of an observation that hold byte images, these columns are stored as bytes in `frames`. Priorities are
-    always kept separately for every member.
+    All members share one buffer, each member has its own, or neighbouring members share one. Priorities are always kept
+    separately for every member.
+
+    Args:
+        layout: the layout of a transition.
+        memories: `M`, the number of buffers.
+        capacity: the number of rows of each buffer.
+        device: the device of the rows.
+        priorities: the priorities; None for uniform sampling.
+        images: columns of an observation that hold byte images. They are stored as bytes in `frames`.
+        each: the number of neighbouring members that share a buffer.
 
     Attributes:
         rows: `[M, capacity, size]`, the transitions without the columns that `frames` stores.
@@ -352,14 +371,14 @@ class Replay:
         self._count(n)
 
     def incoming(self, rows: int, at: np.ndarray | None) -> Incoming | None:
-        """Return a buffer from which the C kernels append the transitions of one step, or None if they cannot.
+        """Return a buffer from which the C kernels append the transitions of one step; None if they cannot.
 
-        The kernels cannot append transitions with images, n-step returns or the agents of a team. They also need a
-        device for which there are kernels.
+        The kernels cannot append transitions with images, n-step returns or the agents of a team, and need a replay
+        buffer on the CPU.
 
         Args:
             rows: the number of environments.
-            at: the indices of the environments that step, `[n]`; None if all do.
+            at: `[n]`, the indices of the environments that step; None if all do.
         """
         served = build.serve(self.rows) and self.frames is None
         return Incoming(self, rows, at) if served and self.layout.steps == 1 and not self.layout.agents else None
@@ -444,7 +463,8 @@ class Replay:
         return self.layout.unpack(self._rows(index, first), weight, gamma), index
 
     def batches(self, draw: Stream, slots: Tensor, first: Tensor, weight: Tensor, gamma: Tensor) -> native.Batches:
-        """Return the C kernels' sampler of minibatches from this buffer; see `batch` for the arguments."""
+        """Return the C kernels' sampler of minibatches from this buffer. The arguments are those of the method
+        `batch`."""
         whose = id(weight), draw.purpose  # a minibatch for another purpose is drawn by other numbers
         known, given = self._drawn.get(whose), (draw.keys, slots, first, weight, gamma)
         if known is None or not known.serve(self.rows, *given):
@@ -496,15 +516,20 @@ class Replay:
     def draw(self, first: Tensor, size: Tensor, u: Tensor) -> Tensor:
         """Draw n transitions for each of P members, uniformly with replacement: `[P, n, size]`.
 
-        `first` and `size` `[P]` are on the device, as the methods `first` and `filled` compute them; `u` `[P, n]`
-        float64 are uniform numbers in [0, 1). Unlike `sample`, the method can be captured in a CUDA graph, because it
-        reads nothing on the host.
+        Unlike `sample`, the method can be captured in a CUDA graph, because it reads nothing on the host.
+
+        Args:
+            first: `[P]` on the device, where each member's buffer begins, as the method `first` returns it.
+            size: `[P]` on the device, the number of rows in each member's buffer, as the method `filled` returns it.
+            u: `[P, n]` float64, uniform numbers in [0, 1).
         """
         return self._rows((u * size[:, None]).long(), first)
 
     def state(self) -> dict[str, Tensor]:
-        """Return a copy on the CPU of the buffers' contents by name: filled rows, positions, sizes, and priorities and
-        frames if there are any."""
+        """Return a copy on the CPU of the buffers' contents, as tensors by name.
+
+        They are the filled rows, positions and sizes, and priorities and frames if there are any.
+        """
         filled = int(self.size.max(initial=0))
         return {
             "rows": self.rows[:, :filled].to("cpu", copy=True),

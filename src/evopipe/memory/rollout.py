@@ -26,15 +26,23 @@ AFTER = 4  # numbers beside the next observation that are known of a step once i
 
 @dataclass(frozen=True)
 class StepLayout:
-    """Layout of one environment step in a rollout: where the parts of the step begin in a row of float32 numbers."""
+    """Layout of one environment step in a rollout: where the parts of the step begin in a row of float32 numbers.
+
+    Attributes:
+        spaces: the environment's spaces.
+        masked: whether a row holds the legal actions.
+    """
 
     spaces: Spaces
     masked: bool
 
     @property
     def log_prob(self) -> int:
-        """The index in a row of the log-probability. Value, begins, advantage, target and valid follow at the next five
-        indices."""
+        """The index in a row of the log-probability of the action.
+
+        At the next five indices follow the value, begins (1 at the first step of an episode), the advantage, the target
+        of the value, and valid (0 if the step must not be learned from).
+        """
         return self.spaces.observations + self.spaces.action_size
 
     @property
@@ -49,10 +57,11 @@ class Rollout:
     `E` is the number of environments times K.
 
     Attributes:
-        rows: `[P, T, E, size]`, the steps in the form of `layout`.
+        layout: the layout of a step.
+        rows: `[P, T, E, size]`, the steps in this layout.
         after: `[P, T, E, O + 4]`, the results of each step: next observation, reward, terminated, cut (1 at the last
-            step of an episode), valid (0 if the step must not be learned from). For a team it is `O + 5`, and
-            `next_alive` comes last.
+            step of an episode), valid (0 if the step must not be learned from). For a team it is `O + 5`, and each
+            agent's status `next_alive` (see `evopipe.types`) comes last.
         memory: `[P, T + 1, E, M]`, the recurrent state before each step, and after the last step.
     """
 
@@ -76,14 +85,14 @@ class Rollout:
         return part
 
     def enter(self, tick: int, obs: Tensor, legal: Tensor, begins: Tensor, memory: Tensor, chosen: Chosen) -> None:
-        """Store the data before the step `tick`: observations, legal actions, recurrent states, and the policy's
+        """Store what is known before the step is taken: observations, legal actions, recurrent states and the policy's
         choices.
 
         Args:
             tick: the number of the step in the rollout.
-            obs: `[P, E, O]`.
-            legal: `[P, E, A]`.
-            begins: `[P, E]`, where an episode begins.
+            obs: `[P, E, O]`, the observations.
+            legal: `[P, E, A]`, the legal actions.
+            begins: `[P, E]`, whether an episode begins.
             memory: `[P, E, M]`, the recurrent state before the step.
             chosen: the action, its log-probability, the value and the recurrent state after the step.
         """
@@ -101,13 +110,17 @@ class Rollout:
         self, tick: int, next_obs: Tensor, reward: Tensor, terminated: Tensor, truncated: Tensor, broken: Tensor,
         next_alive: Tensor | None = None,
     ) -> None:  # fmt: skip
-        """Store the results of the step `tick`: `next_obs` is `[P, E, O]`, the other tensors are `[P, E]`.
+        """Store the results of a step.
 
-        `next_obs` is the true next observation, also where the episode ended. A `broken` step is stored as the last
-        step of its episode with the predicted value as its reward, so that its advantage is 0; its next observation is
-        stored as zeros. For a team, the steps of absent agents count as broken. A team needs `next_alive`, each agent's
-        status after the step (see `evopipe.types`); then the next observation is zeros exactly where the status is
-        GONE.
+        Args:
+            tick: the number of the step in the rollout.
+            next_obs: `[P, E, O]`, the true next observations, also where the episode ended.
+            reward, terminated, truncated: `[P, E]`.
+            broken: `[P, E]`, unusable steps, such as those with a number that is not finite; for a team also those of
+                absent agents. Such a step is stored as the last of its episode with the predicted value as its reward,
+                so that its advantage is 0. Its next observation is stored as zeros.
+            next_alive: for a team, `[P, E]`, each agent's status after the step (see `evopipe.types`). The next
+                observation is then stored as zeros exactly where the status is `GONE`.
         """
         expected, after = self.rows[:, tick, :, self.layout.log_prob + 1], self.after[:, tick]
         ends = (terminated, truncated, broken)
@@ -124,23 +137,30 @@ class Rollout:
         torch.cat((usable, torch.stack((*numbers, *of_team), dim=-1)), dim=-1, out=after)
 
     def cut(self, tick: int, members: list[int], envs: list[int]) -> None:
-        """Mark the step `tick` as the last known step of its episode, for pairs (`members[i]`, `envs[i]`)."""
+        """Mark the step `tick` as the last known step of its episode, for some environments of some members.
+
+        The pair (`members[i]`, `envs[i]`) names one environment, by the index of the member and that of its
+        environment.
+        """
         self.after[members, tick, envs, self.layout.spaces.observations + 2] = 1.0
 
     def following(self, ticks: int) -> tuple[Tensor, ...]:
-        """Return the states after each of the first `ticks` ticks, whose values `estimate` needs.
+        """Return the states after each of the first T = `ticks` ticks, whose values `estimate` needs.
 
-        The result is the next observations `[P, T · E, O]` and the recurrent states `[P, T · E, M]`, and for a team
-        also `next_alive` `[P, T · E]`.
+        The result is a tuple: the next observations `[P, T · E, O]`, the recurrent states `[P, T · E, M]`, and for a
+        team each agent's status `next_alive` `[P, T · E]`.
         """
         o, after = self.layout.spaces.observations, self.after[:, :ticks].flatten(1, 2)
         return after[..., :o], self.memory[:, 1 : ticks + 1].flatten(1, 2), *after[..., o + AFTER :].unbind(dim=-1)
 
     def estimate(self, ticks: int, next_value: Tensor, gamma: Tensor, lam: Tensor) -> None:
-        """Compute the advantages (GAE) and value targets of the first `ticks` ticks, and store them in `rows`.
+        """Compute the advantages (GAE) and value targets of the first T = `ticks` ticks, and store them in `rows`.
 
-        `next_value` `[P, T · E]` holds the values of the states that `following` returns; `gamma` and `lam` (λ) are
-        `[P]`.
+        Args:
+            ticks: the number of ticks.
+            next_value: `[P, T · E]`, the values of the states that `following` returns.
+            gamma: `[P]`, the discounts γ.
+            lam: `[P]`, λ.
         """
         at, o = self.layout.log_prob, self.layout.spaces.observations
         if rollouts.estimate(self.rows[:, :ticks], self.after[:, :ticks], at, o, next_value, gamma, lam):
@@ -168,8 +188,8 @@ class Rollout:
             ticks: `[P, B, L]` int64, the steps of each sequence.
             env: `[P, B]` int64, the environment of each sequence. For a team of K agents, the result holds the
                 sequences of all agents of these environments, `[P, B · K, L]`.
-            weight: `[P, B, L]`, 0 on pads, else 1. In the result, invalid steps have weight 0 too, and weights sum to
-                1.
+            weight: `[P, B, L]`, 0 on padding, else 1. In the result, steps that must not be learned from have weight 0
+                too, and weights sum to 1.
         """
         members, capacity, envs = self.rows.shape[:3]
         agents = self.layout.spaces.agents

@@ -36,7 +36,7 @@ class Places:
     does: tuple[int, ...]
     group: tuple[int, ...] = (0,)
     seat: tuple[int, ...] = (0,)
-    ids: int = 0  # numbers that tell those apart
+    ids: int = 0
 
     @property
     def joint(self) -> int:
@@ -60,7 +60,7 @@ def gumbels(draw: Stream, n: int) -> Tensor:
 
 @cache
 def alone(observations: int, actions: int) -> Places:
-    """Return the `Places` of a single agent with this many observations and actions."""
+    """Return the `Places` (the description of a team) of a single agent with this many observations and actions."""
     return Places((observations,), (actions,))
 
 
@@ -80,9 +80,10 @@ def ddpg_update(
         batch: a minibatch of B transitions.
         healthy: `[P]` bool, the members that learn.
         actor_learns: whether the actors are updated too.
-        noise: `[P, K · B · A]`. For continuous actions, it is clipped to `noise_clip` and added to the next actions;
-            for discrete actions, it is the Gumbel noise that draws them.
-        own_noise: the Gumbel noise, of the same shape, that draws the actor's own discrete actions.
+        noise: `[P, K · B · A]`, random numbers for the next actions of K agents: A numbers for each of B transitions.
+            Continuous next actions get this noise added, clipped to `noise_clip`. Discrete next actions are drawn by
+            it; it is then Gumbel noise.
+        own_noise: Gumbel noise of the same shape, which draws the actor's own discrete actions.
         more: the keyword arguments of `ddpg_job`.
     """
     job = ddpg_job(of, hp, places, batch, **more)
@@ -96,9 +97,18 @@ def ddpg_job(
     """Return the C struct that describes updates of critics and deterministic actors; None if the kernels cannot do
     them.
 
-    With `alpha`, actors also imitate the batch's actions, as in TD3+BC. `noise_clip` bounds the noise on next actions,
-    `temperature` is that of the Gumbel-softmax, and `penalty` the weight of the mean square of the actor's outputs in
-    its loss. Transitions of weight 0 at the end of a minibatch are skipped, and their errors are 0.
+    Transitions of weight 0 at the end of a minibatch are skipped, and their errors are 0.
+
+    Args:
+        of: the networks and optimisers.
+        hp: the hyper-parameters, `[P]` each for P members.
+        places: the team's agents, or a single agent.
+        batch: a minibatch.
+        discrete: whether actions are discrete.
+        noise_clip: the largest size of the noise on next actions.
+        temperature: the temperature of the Gumbel-softmax.
+        penalty: the weight of the mean square of the actor's outputs in its loss.
+        alpha: α of TD3+BC, whose actors also imitate the batch's actions; None for actors that do not.
     """
     if of.actor is None or of.actor_target is None or batch.obs.dtype != torch.float32:
         return None
@@ -127,9 +137,17 @@ def sac_job(
 ) -> Job | None:  # fmt: skip
     """Return the C struct that describes updates of soft actor-critic; None if the kernels cannot do them.
 
-    An update changes twin critics, a stochastic actor and, if `learns_alpha`, the temperature in `state`. The
-    temperature is adjusted towards the policy entropy `target_entropy`; with `by_legal`, `target_entropy` is a fraction
-    of the logarithm of the number of legal actions.
+    An update changes twin critics, a stochastic actor and, if `learns_alpha`, the temperature.
+
+    Args:
+        of: the networks and optimisers.
+        state: the algorithm's state, which has the temperature.
+        hp: the hyper-parameters, `[P]` each for P members.
+        batch: a minibatch.
+        discrete: whether actions are discrete.
+        learns_alpha: whether the temperature is learned.
+        target_entropy: the policy entropy towards which the temperature is adjusted.
+        by_legal: whether `target_entropy` is a fraction of the logarithm of the number of legal actions.
     """
     held = log_alpha, log_alpha_adam = state.log_alpha, state.log_alpha_adam
     rates: dict[str, Row] = {name: hp[name] for name in _RATES}

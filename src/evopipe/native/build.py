@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import platform
 import shlex
 import shutil
 import stat
@@ -19,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,17 +27,9 @@ import torch
 from evopipe import rng
 from evopipe.native import draws
 from evopipe.native.header import declarations, own_declarations
+from evopipe.native.sources import FLAGS, MAIN, TARGETS, everything, prebuilt
 from evopipe.types import Tensor
 
-SOURCES = sorted(Path(__file__).parent.rglob("*.[ch]"))
-MAIN = Path(__file__).with_name("kernels.c")  # which includes the others
-FLAGS = (
-    "-O3", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared", "-pthread",
-    "-Wall", "-Wextra", "-Wno-psabi", "-Wno-unused-command-line-argument",
-)  # fmt: skip
-_HERE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"  # as clang spells it, too
-TARGETS = {"native": (_HERE,), "portable": ("-mavx2", "-mfma")}
-"""Instruction sets by name. All give the same bits: `portable` for a processor of which the compiler knows nothing."""
 SECONDS = 120.0  # longest that compiling may take
 
 
@@ -59,7 +50,7 @@ def chosen() -> Any:
 
 
 def kernels() -> Any:
-    """Return the kernels that `use` selected. They must have been selected before."""
+    """Return the kernels that `use` selected. It is an error to call this while torch computes."""
     assert _chosen is not None
     return _chosen
 
@@ -78,7 +69,10 @@ def serve(*tensors: Tensor) -> bool:
 
 
 def serve_wholly(*tensors: Tensor) -> bool:
-    """Return whether kernels may compute a whole update of these tensors: `serve`, and not within `by_operators`."""
+    """Return whether kernels may compute a whole update of these tensors.
+
+    They may if `serve` is True, and no `by_operators` block is open.
+    """
     return _wholly and serve(*tensors)
 
 
@@ -114,32 +108,40 @@ def done(starved: int) -> None:
 
 
 class NoKernels(Exception):
-    """The error that the kernels, or a user's environment in C, cannot be compiled or loaded here; the message says
+    """The error that the C kernels, or a user's environment in C, cannot be compiled or loaded; the message says
     why."""
 
 
 class Unit(NamedTuple):
-    """A C source file to compile into one library, with everything that the library depends on."""
+    """A C source file to compile into one library.
+
+    Attributes:
+        main: the path of the file.
+        content: the bytes of all files that the library depends on, by which a compiled library is found again.
+        name: what messages call the library.
+        of: returns the declarations of the library's functions.
+    """
 
     main: Path
-    content: bytes  # all that a library depends on, but compiler and flags
-    name: str  # in messages
-    of: Callable[[], Any]  # the declarations that a library has
+    content: bytes
+    name: str
+    of: Callable[[], Any]
 
 
 @cache
 def load(target: str = "native") -> Any:
     """Return the kernels as a library, compiled by the first compiler that works: the one in `CC`, cc, gcc or clang.
 
-    A library that was compiled before is loaded from the cache. `target` is the instruction set, see `TARGETS`. Errors
-    of compilers that fail are printed to stderr, once.
+    A library that was compiled before is loaded from the cache. `target` is the instruction set: `native` for this
+    processor's own, or `portable`; see `TARGETS`. If no compiler works, the kernels that the wheel brought are loaded,
+    if there are any. Errors of compilers that fail are printed to stderr, once.
 
     Raises:
         NoKernels: there is no compiler, none works, or this processor lacks the instructions.
     """
-    if target == "portable" and "flags" in _processor() and "avx2" not in _processor():
+    if target == "portable" and not _has_instructions():
         raise NoKernels("this processor has no AVX2, for which the portable kernels are made")
-    return _first(Unit(MAIN, _everything(), "the kernels", declarations), target)
+    return _first(Unit(MAIN, everything(), "the kernels", declarations), target)
 
 
 @cache
@@ -151,11 +153,7 @@ def load_environment(source: Path, content: bytes) -> Any:
     Raises:
         NoKernels: the file does not compile or does not define `the_environment`; also for the reasons in `load`.
     """
-    return _first(Unit(source, content + _everything(), str(source), own_declarations), "native")
-
-
-def _everything() -> bytes:
-    return b"\n".join(source.read_bytes() for source in SOURCES)
+    return _first(Unit(source, content + everything(), str(source), own_declarations), "native")
 
 
 def _first(unit: Unit, target: str) -> Any:
@@ -169,6 +167,10 @@ def _first(unit: Unit, target: str) -> Any:
             continue
         for fault in faults:
             print(f"note: {fault}; {unit.name} is compiled by {compiler[0]} instead", file=sys.stderr)
+        return found
+    if unit.main == MAIN and (found := _brought(unit)):
+        for fault in faults:
+            print(f"note: {fault}; those that came with the package are used instead", file=sys.stderr)
         return found
     if unit.main != MAIN:  # of a user's own mistake one compiler's word is enough
         faults = faults[-1:]
@@ -200,22 +202,56 @@ def _loaded(unit: Unit, compiler: tuple[str, ...], target: str) -> Any:
     said = _said((*compiler, "--version")).stdout
     about = b"\n".join((unit.content, said, *map(os.fsencode, words)))
     name = f"{target}-{hashlib.sha256(about).hexdigest()[:32]}.so"
+
+    def compiled(fresh: Path) -> None:
+        run = _said((*compiler, *flags, "-o", str(fresh), str(unit.main), "-lm"), TMPDIR=str(fresh.parent))
+        if run.returncode or not fresh.is_file():
+            said = run.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
+            why = next((line for line in said if "error" in line), said[-1])
+            raise NoKernels(f"{compiler[0]} could not compile {unit.name}: {why.strip()}")
+
+    return _kept(unit, compiler[0], name, compiled)
+
+
+def _brought(unit: Unit) -> Any:
+    """Load the kernels that came with the wheel, from a copy of the user's own; None if there are none for here."""
+    library = prebuilt()
+    try:
+        content, digest = library.read_bytes(), library.with_suffix(".sha256").read_bytes()
+    except OSError:
+        return None
+    if hashlib.sha256(content).hexdigest().encode() != digest or not _has_instructions():
+        return None
+    return _kept(unit, "the builder of the wheel", f"wheel-{digest.decode()[:32]}.so", partial(_write, content))
+
+
+def _write(content: bytes, fresh: Path) -> None:
+    fresh.write_bytes(content)
+
+
+def _has_instructions() -> bool:
+    """Return whether this processor has those that the portable kernels are made of, as far as it tells."""
+    return "flags" not in _processor() or {"avx2", "fma"} <= {*_processor().split()}
+
+
+def _kept(unit: Unit, maker: str, name: str, make: Callable[[Path], None]) -> Any:
+    """Load the library that was kept by this name, or else make it at a path, load it and keep it."""
     for folder in _folders():
         if not _own_folder(folder):
             continue
         with _alone(folder):
             if _is_whole(folder / name):
-                return _declared(unit, folder / name, compiler)
+                return _declared(unit, folder / name, maker)
             for left in folder.glob("compile-*"):  # by a process that was killed: who compiles is alone
                 shutil.rmtree(left, ignore_errors=True)
-            return _made(unit, compiler, flags, folder, name)
+            return _made(unit, maker, make, folder, name)
     raise NoKernels(
         "the kernels can be kept nowhere, for neither the user's cache nor the folder for temporary files can be "
         "written; name a folder in XDG_CACHE_HOME"
     )
 
 
-def _declared(unit: Unit, library: Path, compiler: tuple[str, ...]) -> Any:
+def _declared(unit: Unit, library: Path, maker: str) -> Any:
     try:
         handle = _ctypes.dlopen(str(library), os.RTLD_NOW)  # where this fails cffi has a shell look for another library
         found = unit.of().dlopen(str(library))  # whose calls release the interpreter's lock
@@ -224,7 +260,7 @@ def _declared(unit: Unit, library: Path, compiler: tuple[str, ...]) -> Any:
             getattr(found, name)
     except (OSError, AttributeError, KeyError) as error:
         why = str(error.args[-1]).rpartition(f"{library}: ")[2]
-        raise NoKernels(f"what {compiler[0]} made of {unit.name} cannot be loaded: {why}") from error
+        raise NoKernels(f"what {maker} made of {unit.name} cannot be loaded: {why}") from error
     return found
 
 
@@ -310,17 +346,13 @@ def _own_bytes(path: Path) -> bytes | None:
         return None
 
 
-def _made(unit: Unit, compiler: tuple[str, ...], flags: tuple[str, ...], folder: Path, name: str) -> Any:
-    """Compile, load, and only then keep, beside what was there before."""
+def _made(unit: Unit, maker: str, make: Callable[[Path], None], folder: Path, name: str) -> Any:
+    """Make, load, and only then keep, beside what was there before."""
     try:
         with tempfile.TemporaryDirectory(dir=folder, prefix="compile-") as beside:
             fresh = Path(beside) / name
-            run = _said((*compiler, *flags, "-o", str(fresh), str(unit.main), "-lm"), TMPDIR=beside)
-            if run.returncode or not fresh.is_file():
-                said = run.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
-                why = next((line for line in said if "error" in line), said[-1])
-                raise NoKernels(f"{compiler[0]} could not compile {unit.name}: {why.strip()}")
-            found = _declared(unit, fresh, compiler)
+            make(fresh)
+            found = _declared(unit, fresh, maker)
             fresh.chmod(0o600)
             digest = fresh.with_suffix(".sha256")
             digest.touch(mode=0o600)

@@ -27,13 +27,24 @@ _NO_WAY_BACK = (0,) * 6
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """The layout of the dense layers of several members' networks, in the form that the C kernels read."""
+    """The layout of the dense layers of several members' networks, in the form that the C kernels read.
 
-    fields: Tensor  # [P, layers, 10] int32
+    Attributes:
+        fields: `[P, layers, 10]` int32, for each member and layer its widths, the places of its parameters in the flat
+            row, and its activation.
+        members: P, the number of members.
+        layers: the number of layers.
+        start: the index in a flat row at which the first layer's weights begin.
+        room: the most float32 numbers that are kept for the backward pass, for one row of a batch.
+        widest: the largest width of any layer or input.
+        out: the width of the output.
+    """
+
+    fields: Tensor
     members: int
     layers: int
-    start: int  # where the first layer's weights begin in a row
-    room: int  # float32 numbers that a row of a batch keeps for the way back, at most
+    start: int
+    room: int
     widest: int
     out: int
 
@@ -72,10 +83,12 @@ class LayerPlan:
 
 
 def plan_of(net: Net, inputs: int, lstm: bool = False) -> LayerPlan | None:
-    """Return the `LayerPlan` of a network's dense layers with this many inputs; None if the kernels cannot compute
-    them.
+    """Return the `LayerPlan` of a network's dense layers; None if the kernels cannot compute them.
 
-    With `lstm`, the network may have LSTM layers, and the plan begins after them.
+    Args:
+        net: the network.
+        inputs: the number of the network's inputs.
+        lstm: whether the network may have LSTM layers. The plan then begins after them.
     """
     structure: Any = getattr(net.structure, "inner", net.structure)
     if not build.serve(net.values) or net.values.dtype != torch.float32 or net.values.stride(1) != 1:
@@ -89,9 +102,15 @@ def plan_of(net: Net, inputs: int, lstm: bool = False) -> LayerPlan | None:
 
 
 def run(structure: Any, first: int, layers: Sequence[Any], x: Tensor) -> Tensor | None:
-    """Run a structure's dense layers on x `[P, B, inputs]`; return `[P, B, outputs]`.
+    """Run a structure's dense layers on x `[P, B, inputs]`; return `[P, B, outputs]`, for B inputs of P members.
 
-    P is the number of members, B the number of inputs. Return None if the kernels cannot do it; then torch does it.
+    Return None if the kernels cannot do it; then torch does it.
+
+    Args:
+        structure: the structure, see `core.padded.Padded`.
+        first: the number of the first hidden layer to run; the following layers up to the output layer are run too.
+        layers: the parameter tensors of these layers.
+        x: the inputs of the first layer.
     """
     if not layers or not build.serve(x):
         return None

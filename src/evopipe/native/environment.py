@@ -24,9 +24,22 @@ _ALIGNED = 16  # a state begins at a multiple of so many bytes
 
 @dataclass(frozen=True, eq=False)
 class Compiled:
-    """The description of an environment in C, as its library gives it; `environment.h` documents the fields.
+    """The description of an environment in C, as its library gives it; see also `environment.h`.
 
-    `held` keeps the library loaded.
+    Attributes:
+        address: the address of the C struct `environment`.
+        name: the environment's id, or what messages call a user's file.
+        state: the number of bytes of a state.
+        observations: the number of values in an observation.
+        actions: the number of discrete actions, or of the values in a continuous action.
+        continuous: whether actions are continuous.
+        low, high: the bounds of each value in a continuous action; empty for discrete actions.
+        max_steps: the time limit of an episode; None for none.
+        threshold: the return at which the environment counts as solved; None for none.
+        settings: the default values of the settings that `env.kwargs` may change, by name.
+        step_draws: the number of random numbers that a step takes.
+        place: the C function that sets a state from numbers; None if the environment does not define it.
+        held: an object that keeps the library loaded.
     """
 
     address: int
@@ -41,12 +54,17 @@ class Compiled:
     threshold: float | None
     settings: dict[str, float]
     step_draws: int
-    place: Any  # see `environment.h`; None where it is left out
+    place: Any
     held: Any
 
     @classmethod
     def read(cls, pointer: Any, name: str, held: Any) -> Compiled:
         """Return the description in the C struct `environment` at `pointer`.
+
+        Args:
+            pointer: a pointer to the struct.
+            name: the environment's name.
+            held: an object that keeps the library loaded.
 
         Raises:
             ParamsError: the struct lacks a field, or a field has an impossible value.
@@ -71,8 +89,9 @@ class Compiled:
         )  # fmt: skip
 
     def values(self, kwargs: Mapping[str, Any]) -> list[float]:
-        """Return the values of the environment's settings, in its order: those in `env.kwargs`, else the default
-        values.
+        """Return the values of the environment's settings, in the order of `settings`.
+
+        A setting has its value in `kwargs` (the parameter `env.kwargs`), or else its default value.
 
         Raises:
             ParamsError: the environment has no setting of a given name, or the given value is no number.
@@ -133,12 +152,12 @@ class States:
 
     Args:
         kind: the environment.
-        settings: see `Compiled.values`.
+        settings: the values of its settings, see `Compiled.values`.
         rows: `R`.
         max_steps: the time limit of an episode; None for no limit.
 
     Attributes:
-        memory: `[R, S]` uint8, the states, zeros before the first reset; the memory address does not change.
+        memory: `[R, S]` uint8, the states of S bytes, zeros before the first reset; the memory address does not change.
         length, seeds: `[R]` int64, the steps of the running episodes, and their seeds; the memory address does not
             change.
     """
@@ -155,7 +174,10 @@ class States:
         )  # fmt: skip
 
     def packed(self) -> bytes:
-        """Return a C struct `env_call`, as bytes, that describes the rows; the fields of a particular call are 0."""
+        """Return a C struct `env_call`, as bytes, that describes the rows.
+
+        The struct's fields for one particular call, such as the actions, are 0.
+        """
         found: bytes = self._call.pack(*self._fixed, *[0] * 10)
         return found
 
@@ -165,10 +187,11 @@ class States:
         self._kernels.env_reset(self._call(*self._fixed, len(rows), at(rows), at(seeds), *[0] * 7))
 
     def place(self, numbers: Any) -> bool:
-        """Set the state of row 0 from numbers, by the C function `place` of the environment.
+        """Set the state of row 0 from the numbers that a Gymnasium environment keeps as its state; return whether that
+        was possible.
 
-        Return whether that was possible: the environment must define the function, and `numbers` must convert to
-        float64.
+        The C function `place` of the environment does it. The state cannot be set if the environment does not define
+        this function, or if `numbers` do not convert to float64.
         """
         try:
             given = torch.tensor(numbers, dtype=torch.float64).reshape(-1)
@@ -183,16 +206,16 @@ class States:
     def step(
         self, actions: Tensor, rows: Tensor | None = None, only: Tensor | None = None, own: bool = False
     ) -> tuple[Tensor, ...]:
-        """Take one step of the environment in some rows.
+        """Take one step of the environment in n rows.
 
         Args:
             actions: `[n]` indices, or `[n, A]` numbers in [-1, 1].
-            rows: `[n]`, the rows that step; the first `n` rows if None.
-            only: `[n]` bool, False for rows that do not step after all, whose results are undefined; None if all step.
+            rows: `[n]`, the indices of the rows; None for the first n rows.
+            only: `[n]` bool, the rows that really step; None for all. The results of the others are undefined.
             own: whether continuous actions are given within the environment's bounds instead of in [-1, 1].
 
         Returns:
-            next observations `[n, O]` float32, rewards `[n]` float32, terminated and truncated `[n]` bool.
+            Next observations `[n, O]` float32, rewards `[n]` float32, terminated and truncated `[n]` bool.
         """
         n = len(actions)
         actions = actions.to(self._action).contiguous()

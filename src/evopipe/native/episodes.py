@@ -16,31 +16,49 @@ from evopipe.types import Tensor
 
 
 class Normalised(NamedTuple):
-    """A fixed copy of the mean and scale that normalise members' observations, for kernels; see `core.normalise`."""
+    """A fixed copy of the mean and scale that normalise members' observations, for kernels; see `core.normalise`.
 
-    columns: Tensor  # [N] int64
-    mean: Tensor  # [members, N] float32
-    scale: Tensor  # [members, N] float32
-    limit: Tensor  # [members] float32, the largest size of a normalised number
+    Attributes:
+        columns: `[N]` int64, the indices of the normalised columns of an observation.
+        mean: `[members, N]` float32, the mean of each column.
+        scale: `[members, N]` float32, the factor by which the distance from the mean is multiplied.
+        limit: `[members]` float32, the largest size to which a normalised number is clipped.
+    """
+
+    columns: Tensor
+    mean: Tensor
+    scale: Tensor
+    limit: Tensor
 
 
 class Played(NamedTuple):
-    """The evaluation of `P` members: their `n` episodes, the `W` environments in which each plays, and the results so
-    far.
+    """An evaluation of `P` members: each plays the same `n` episodes in `W` environments of its own.
 
     The kernels change all tensors but `seeds` in place.
+
+    Attributes:
+        pool: all environments, see `native.environment.States.packed`.
+        seeds: `[n]` int64, the seed of each episode.
+        cap: the most steps of an episode; None for no limit.
+        sound: whether all observations and rewards are certain to be finite.
+        playing: `[P, W]` int64, the number of the episode in each environment; n or more if there is none.
+        waiting: `[P]` int64, the number of the episode that each member begins next.
+        total: `[P, W]` float64, the returns of the running episodes.
+        returns, lengths: `[P, n + 1]` float64 and int64, the returns and lengths of the ended episodes; the last column
+            is not written.
+        steps: `[P]` int64, the number of environment steps so far.
     """
 
-    pool: bytes  # all rows, see `native.environment.States.packed`
-    seeds: Tensor  # [n] int64
-    cap: int | None  # the most steps of an episode
-    sound: bool  # whether no number can be other than finite
-    playing: Tensor  # [P, W] int64, which episode each row plays; n and above: none
-    waiting: Tensor  # [P] int64, the next one
-    total: Tensor  # [P, W] float64, returns of running episodes
-    returns: Tensor  # [P, n + 1] float64; the last number is not written
-    lengths: Tensor  # [P, n + 1] int64, too
-    steps: Tensor  # [P] int64, counted on
+    pool: bytes
+    seeds: Tensor
+    cap: int | None
+    sound: bool
+    playing: Tensor
+    waiting: Tensor
+    total: Tensor
+    returns: Tensor
+    lengths: Tensor
+    steps: Tensor
 
 
 def by_policy(
@@ -48,13 +66,13 @@ def by_policy(
 ) -> Callable[[int], None] | None:
     """Return a function that plays evaluation episodes greedily by the C kernels; None if the kernels cannot.
 
-    The function takes an integer, the largest number of steps to take before it returns. It serves on-policy
+    The returned function takes an integer, the largest number of steps to take before it returns. It is for on-policy
     algorithms, whose policy may be recurrent.
 
     Args:
         cfg, state: the algorithm's configuration and state, of some members.
         places: `[members]` int64, the indices of these members among the `P` members in `of`.
-        memory: `[members, W, M]`, the recurrent states; changed in place.
+        memory: `[members, W, M]`, the recurrent states in each member's W environments; changed in place.
         of: the evaluation.
         shown: the normalisation of observations; None for none.
     """
@@ -69,7 +87,15 @@ def by_choice(
 ) -> Callable[[int], None] | None:
     """Return a function that plays evaluation episodes greedily by the C kernels; None if the kernels cannot.
 
-    It is like `by_policy`, for off-policy algorithms, whose members choose actions by the network in `choice`.
+    The returned function is like that of `by_policy`, but for off-policy algorithms.
+
+    Args:
+        choice: the way in which members choose actions.
+        actions: the number of discrete actions, or the width of a continuous action.
+        observations: the width of an observation.
+        places: `[members]` int64, the indices of the playing members among the `P` members in `of`.
+        of: the evaluation.
+        shown: the normalisation of observations; None for none.
     """
     if build.chosen() is None:
         return None

@@ -18,19 +18,19 @@ def best_or_random(q: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> T
 
 
 def clipped_or_random(action: Tensor, epsilon: Tensor, draw: Stream) -> Tensor | None:
-    """Clip actions, or replace them by random ones, by the C kernels, see `ops.policy.or_random`.
+    """Clip continuous actions to [−1, 1], or with probability ε replace them by uniform draws, by the C kernels.
 
-    Return None if the kernels cannot do it; then torch does it.
+    See `ops.policy.or_random`. Return None if the kernels cannot do it; then torch does it.
     """
     found = torch.empty(action.shape)
     return found if _filled("clipped_or_random", action, None, epsilon, draw, found) else None
 
 
 def squashed(mean: Tensor, log_std: Tensor | None = None, noise: Tensor | None = None) -> Tensor | None:
-    """Squash actions by a hyperbolic tangent, by the C kernels, see `ops.distributions.squashed`.
+    """Return the hyperbolic tangent of `mean`, by the C kernels, see `ops.distributions.squashed`.
 
-    With `log_std` and `noise`, sample the actions before, see `ops.distributions.squashed_draw`. Return None if the
-    kernels cannot do it; then torch does it.
+    With `log_std` and `noise`, return the tangent of the sample mean + exp(log_std) · noise, see
+    `ops.distributions.squashed_draw`. Return None if the kernels cannot do it; then torch does it.
     """
     given = [x for x in (mean, log_std, noise) if x is not None]
     if not build.serve(*given) or any(x.dtype != torch.float32 or x.requires_grad for x in given):

@@ -30,7 +30,7 @@ def declarations() -> Any:
 def own_declarations() -> Any:
     """Return a `cffi.FFI` for the library of a user's environment.
 
-    It has the declarations of the headers, and that of `the_environment`, which the user's file must define.
+    It has the declarations of the headers, and that of the struct `the_environment`, which the user's file must define.
     """
     found = type(declarations())()
     found.include(declarations())
@@ -79,9 +79,9 @@ class Struct:
         return self.pack(*map(values.get, self.fields, self._nothing))
 
     def changed(self, packed: bytes, **values: Any) -> bytes:
-        """Return the bytes of a struct that has the values in `packed`, except for the fields that are named.
+        """Return the bytes `packed` of a struct with new values for the fields that are named.
 
-        `packed` is the bytes of a struct, as the method `packed` returns them.
+        The other fields keep their values. `packed` is what the method `packed` returned.
         """
         named = dict(zip(self.fields, self._packer.unpack(packed), strict=True))
         assert values.keys() <= named.keys()

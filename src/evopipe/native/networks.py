@@ -11,7 +11,11 @@ BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 
 
 class Net(Protocol):
-    """Protocol of a network of several members, such as `core.net.Net`: `values` and `grad` are `[rows, N]`."""
+    """Protocol of a network of several members, such as `core.net.Net`.
+
+    Attributes:
+        values, grad: `[rows, N]`, the parameters and their gradients, in flat rows of N numbers.
+    """
 
     @property
     def structure(self) -> Any: ...
@@ -22,7 +26,12 @@ class Net(Protocol):
 
 
 class Adam(Protocol):
-    """Protocol of a network's Adam moments: `mean` and `square` are `[rows, N]`, `steps` is `[rows]`."""
+    """Protocol of the Adam moments of a network of several members, such as `core.optim.Adam`.
+
+    Attributes:
+        mean, square: `[rows, N]`, the first and second moments, in flat rows of N numbers.
+        steps: `[rows]`, the number of steps of each row.
+    """
 
     @property
     def mean(self) -> Tensor: ...

@@ -16,8 +16,8 @@ from evopipe.types import Tensor
 def serve(net: Net, *tensors: Tensor) -> bool:
     """Return whether kernels are selected and can read a network's tensors `[rows, N]`.
 
-    They must be float32, on the CPU, with rows of whole cache lines. For networks of language models the result is
-    False.
+    The tensors must be float32, on the CPU, with rows of whole cache lines. For networks of language models the result
+    is False.
     """
     structure = getattr(net.structure, "inner", net.structure)
     return (
@@ -28,7 +28,8 @@ def serve(net: Net, *tensors: Tensor) -> bool:
 
 
 def owned(structure: Any) -> Tensor:
-    """Return where the parameters of each of R rows are, without pads, as a flat tensor `[n]` int32 for the C kernels.
+    """Return where the parameters of each of R rows are, without padding, as a flat tensor `[n]` int32 for the C
+    kernels.
 
     A row's parameters are a list of spans, in whole cache lines. Entry r of the tensor is the index in the tensor at
     which the spans of row r begin; entry R is the index at which the last row's spans end. Then come the spans, each as
@@ -72,10 +73,15 @@ def adam(
     net: Net, mean: Tensor, square: Tensor, steps: Tensor, lr: Tensor, active: Tensor, betas: tuple[float, float],
     eps: float,
 ) -> None:  # fmt: skip
-    """Take one Adam step of a network, in place, by the C kernels, for the members for which `active` `[P]` is True.
+    """Take one Adam step of a network, in place, by the C kernels. Each of P members has K rows of N parameters.
 
-    Each of P members has K rows. The moments `mean` and `square` are `[P · K, N]`, `steps` is `[P · K]`, and `lr` `[P]`
-    are the learning rates.
+    Args:
+        net: the network.
+        mean, square: `[P · K, N]`, the moments.
+        steps: `[P · K]`, the number of steps of each row.
+        lr: `[P]`, the learning rates.
+        active: `[P]` bool, the members that take the step.
+        betas, eps: the constants of Adam.
     """
     values, grads, own = net.values, net.grad, owned(net.structure)
     each, lr, active = len(values) // len(lr), lr.float().contiguous(), active.contiguous()

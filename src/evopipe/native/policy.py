@@ -30,35 +30,57 @@ _NETS = ("encoder", "actor", "critic")
 class Lessons(NamedTuple):
     """The minibatches of a rollout by `P` members in `E` environments each, over all epochs.
 
-    The T ticks (steps) of the rollout are divided into `stretches` of at most `L` ticks; a minibatch consists of
-    stretches of single environments.
+    The T ticks (environment steps) of the rollout are divided into stretches of at most `L` ticks. A minibatch consists
+    of stretches, each of one environment.
+
+    Attributes:
+        rows: `[P, T, E, …]`, the steps, see `memory.rollout`.
+        memory: `[P, T + 1, E, M]`, the recurrent states before each step.
+        order: returns the order of each epoch, `[P, epochs, stretches · E]` int64, as indices of (stretch,
+            environment).
+        ticks: `[stretches, L]` int64, the ticks of each stretch.
+        within: `[stretches, L]` bool, False on padding.
+        batches: each member's number of minibatches in an epoch.
+        sizes: each member's number of stretches in a minibatch.
+        epochs: each member's number of epochs.
     """
 
-    rows: Tensor  # [P, T, E, …], see `memory.rollout`
-    memory: Tensor  # [P, T + 1, E, M]
-    order: Callable[[], Tensor]  # → [P, epochs, stretches · E] int64, how each epoch takes stretches and environments
-    ticks: Tensor  # [stretches, L] int64
-    within: Tensor  # [stretches, L] bool, false on pads
-    batches: Sequence[int]  # each member's minibatches in an epoch
-    sizes: Sequence[int]  # stretches in each of them
-    epochs: Sequence[int]  # each member's
+    rows: Tensor
+    memory: Tensor
+    order: Callable[[], Tensor]
+    ticks: Tensor
+    within: Tensor
+    batches: Sequence[int]
+    sizes: Sequence[int]
+    epochs: Sequence[int]
 
 
 class Policy(NamedTuple):
-    """The C struct of an on-policy algorithm's state (networks, optimisers, action space), and the tensors that it
-    points to."""
+    """The C struct of an on-policy algorithm's state (networks, optimisers, action space).
+
+    Attributes:
+        pointer: a pointer to the struct.
+        members: the number of members.
+        agents: the number of agents of a team; 1 for a single agent.
+        memory: the number of recurrent state values of a member.
+        held: the tensors that the struct points to, which must be kept alive.
+    """
 
     pointer: Any
     members: int
     agents: int
     memory: int
-    held: list[Any]  # tensors that it points to
+    held: list[Any]
 
 
 def described(cfg: Any, state: Any, team: Places | None) -> Policy | None:
     """Return the C struct of an on-policy algorithm's state; None if the kernels cannot compute the policy.
 
-    `team` describes the agents of a team. The struct is cached in the actor's structure.
+    The struct is cached in the actor's structure.
+
+    Args:
+        cfg, state: the algorithm's configuration and state.
+        team: the agents of a team; None for a single agent.
     """
     structure = state.actor.structure
     known: dict[Any, Any] | None = getattr(getattr(structure, "inner", structure), "plans", None)
@@ -148,7 +170,14 @@ def learn(
     """Learn from all minibatches of a rollout, epoch after epoch, in place, by the C kernels.
 
     Return the losses `[P]` of each member's last minibatch, and which members are still healthy (all their numbers are
-    finite). Return None if the kernels cannot do it; then torch does it. The values of `hp`, and `healthy`, are `[P]`.
+    finite). Return None if the kernels cannot do it; then torch does it.
+
+    Args:
+        cfg, state: the algorithm's configuration and state.
+        hp: the hyper-parameters, `[P]` each.
+        lessons: the minibatches.
+        healthy: `[P]` bool, the members that learn.
+        team: the agents of a team; None for a single agent.
     """
     policy = described(cfg, state, team)
     if policy is None:
@@ -196,10 +225,15 @@ def act(
 def value(
     cfg: Any, state: Any, obs: Tensor, memory: Tensor, team: Places | None = None, next_alive: Tensor | None = None
 ) -> Tensor | None:  # fmt: skip
-    """Return the state values V(s) `[P, B]`, by the C kernels; None if they cannot compute them, and torch does it.
+    """Return the state values V(s) `[P, B]`, by the C kernels. Return None if the kernels cannot compute them; then
+    torch does.
 
-    `obs` is `[P, B, O]` for B observations of P members, and `memory` `[P, B, M]` the recurrent state before it. For
-    value targets of a team, `next_alive` `[P, B]` is the status of each agent after the step, see `evopipe.types`.
+    Args:
+        cfg, state: the algorithm's configuration and state.
+        obs: `[P, B, O]`, B observations of P members.
+        memory: `[P, B, M]`, the recurrent state before each observation.
+        team: the agents of a team; None for a single agent.
+        next_alive: for value targets of a team, `[P, B]`, the status of each agent after the step, see `evopipe.types`.
     """
     policy = described(cfg, state, team)
     if policy is None or not readable(policy, obs, memory):
@@ -210,10 +244,11 @@ def value(
 
 
 def greedy(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None, team: Places | None = None) -> Tensor | None:
-    """Return the most likely legal actions for obs `[P, E, O]`, by the C kernels; None if they cannot, and torch does
-    it.
+    """Return the most likely legal actions for obs `[P, E, O]`, by the C kernels. Return None if the kernels cannot do
+    it; then torch does.
 
-    There are P members with E environments each. A recurrent policy starts from a zero state.
+    There are P members with E environments each. A recurrent policy starts from a zero state. `team` describes the
+    agents of a team.
     """
     policy = described(cfg, state, team)
     if policy is None:
@@ -283,11 +318,11 @@ def finish(
     There are P members with E environments each. Return whether the C kernels could do it; if not, nothing is stored.
 
     Args:
-        after: the results in the rollout, which are written.
+        after: the part of the rollout that holds results, which is written.
         expected: `[P, E]`, the values of the states before the step, as the rollout holds them.
         next_obs, reward: the results of the step.
         next_alive: the status of each agent after the step; None except for teams.
-        ends: terminated, truncated and broken, `[P, E]` bool each.
+        ends: terminated, truncated and broken (a reward or observation is not finite), `[P, E]` bool each.
     """
     if not plain(after, expected, next_obs, reward, *([] if next_alive is None else [next_alive])):
         return False
@@ -306,9 +341,9 @@ def plain(*tensors: Tensor) -> bool:
 
 
 def next_episodes(over: Tensor, keys: Tensor, envs: Tensor, begun: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return the rows whose episode is over, and the seeds of their next episodes, `[n]` int64 each.
+    """Return the rows whose episode is over, and the seeds of their next episodes, `[n]` int64 each, by the C kernels.
 
-    The seeds are those of `rng.seeds`. Return None if no kernels are selected.
+    A row is one environment. The seeds are those of `rng.seeds`. Return None if no kernels are selected.
 
     Args:
         over: `[R]` bool, whether the episode of each row is over.

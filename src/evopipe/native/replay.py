@@ -37,8 +37,13 @@ class Batches:
     """Sampler of minibatches for some members, by the C kernels. Each draw overwrites the tensors of the previous
     minibatch.
 
-    `given` holds the members' random keys `[P]`, their slots `[P]`, the first rows of their buffers `[P]`, the weights
-    `[P, B]` of the minibatch's places, and the discounts γ `[P]`.
+    Args:
+        layout: the `RowLayout` of the replay buffer.
+        rows: the transitions of all replay buffers.
+        levels: the sum trees of priorities; empty for uniform sampling.
+        draw: the stream of random numbers.
+        given: five tensors: the members' random keys `[P]`, their slots `[P]`, the first rows of their buffers `[P]`,
+            the weights `[P, B]` of the minibatch's places, and the discounts γ `[P]`.
     """
 
     def __init__(self, layout: Any, rows: Tensor, levels: Sequence[Tensor], draw: Stream, *given: Tensor) -> None:
@@ -87,15 +92,20 @@ class Batches:
         return header.address(self._job)
 
     def serve(self, rows: Tensor, *given: Tensor) -> bool:
-        """Return whether this sampler can be used again: it was made from the same `rows` and the same tensor objects
-        `given`."""
+        """Return whether this sampler can be used again, because it was made from the same tensor objects.
+
+        `rows` and `given` are the arguments with which a sampler is needed.
+        """
         return all(a is b for a, b in zip(self.given, given, strict=True)) and at(rows) == at(self._rows)
 
     def draw(self, step: Tensor, size: Tensor, beta: Tensor) -> tuple[Batch, Tensor]:
-        """Draw a minibatch; return it and the indices `[P, B]` of its rows.
+        """Draw a minibatch; return it and the indices `[P, B]` of its rows in the replay buffers. See also
+        `Replay.batch`.
 
-        `step` `[1]` is the counter of the draw, `size` `[P]` int64 the number of rows in each member's buffer, and
-        `beta` `[]` the exponent of importance sampling; see `Replay.batch`.
+        Args:
+            step: `[1]`, the counter of the draw.
+            size: `[P]` int64, the number of rows in each member's buffer.
+            beta: `[]`, the exponent of importance sampling.
         """
         size = size.contiguous()
         now = header.of("sample_call")(at(step), at(size), float(beta) if self._tree else 0.0)
@@ -104,9 +114,14 @@ class Batches:
 
 
 class Priority(NamedTuple):
-    """The priorities of all members for the C kernels: sum trees, and the constants that turn errors into priorities.
+    """The priorities of all members for the C kernels, see `memory.priorities`.
 
-    See `memory.priorities`.
+    Attributes:
+        levels: the levels of the sum trees.
+        largest: `[members]`, each member's largest priority so far.
+        alpha: the power α to which errors are raised.
+        least: a number that is added to every error.
+        most: the largest possible priority.
     """
 
     levels: Sequence[Tensor]
@@ -136,11 +151,11 @@ class Priority(NamedTuple):
 def store(to: Tensor, rows: np.ndarray, keep: np.ndarray, position: np.ndarray, filled: np.ndarray) -> Tensor:
     """Append rows to ring buffers by the C kernels, as `Replay.add` does; return the places of the appended rows.
 
-    The places are int64; that of row i in buffer m is m · capacity + i.
+    The place of row i in buffer m is the number m · capacity + i, int64.
 
     Args:
         to: the M buffers, `[M, capacity, size]`; written in place.
-        rows: `[M, n, size]`.
+        rows: `[M, n, size]`, the rows to append.
         keep: `[M, n]` bool, which rows are appended.
         position: `[M]` int64, the index at which each buffer's next row is written; advanced in place.
         filled: `[M]` int64, the number of rows in each buffer; raised in place.
@@ -155,21 +170,26 @@ def store(to: Tensor, rows: np.ndarray, keep: np.ndarray, position: np.ndarray, 
 
 
 def add_up(levels: Sequence[Tensor], slots: Tensor, index: Tensor) -> None:
-    """Recompute all sums of the trees that depend on the rows `index` `[n]` of the members `slots` `[n]`, by the C
-    kernels."""
+    """Recompute all sums in the trees of priorities that depend on some rows, by the C kernels.
+
+    Args:
+        levels: the levels of the sum trees.
+        slots, index: `[n]` each: row `index[i]` of member `slots[i]` has changed.
+    """
     slots, index = slots.contiguous(), index.contiguous()
     _of_tree("tree_add_up", _Tree(levels), n=len(index), slots=at(slots), index=at(index))
 
 
 def add_up_all(levels: Sequence[Tensor]) -> None:
-    """Recompute all sums of the trees of all members, by the C kernels."""
+    """Recompute all sums in the trees of priorities of all members, by the C kernels."""
     _of_tree("tree_add_up_all", _Tree(levels), members=len(levels[0]))
 
 
 def draw(levels: Sequence[Tensor], slots: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """Draw rows with probability proportional to their priorities, by the C kernels; see `Priorities.draw`.
 
-    Return the row indices and their probabilities, `[P, B]` each: B rows for each of P members.
+    Return the row indices and their probabilities, `[P, B]` each: B rows for each of P members. `levels` are the levels
+    of the sum trees.
     """
     of, u, slots = _Tree(levels), u.contiguous(), slots.contiguous()
     index, chance = torch.empty_like(u, dtype=torch.int64), torch.empty_like(u, dtype=torch.float32)
@@ -180,10 +200,15 @@ def draw(levels: Sequence[Tensor], slots: Tensor, u: Tensor) -> tuple[Tensor, Te
 
 
 def importances(filled: Tensor, chance: Tensor, weight: Tensor, beta: Tensor) -> Tensor:
-    """Return `weight` `[P, B]` times the importance weights (N · p)^−β, by the C kernels.
+    """Return `weight` times the importance weights (N · p)^−β, `[P, B]`, by the C kernels.
 
-    The importance weights are divided by each member's largest. `filled` `[P]` is N, the number of rows in each
-    member's buffer; `chance` `[P, B]` is p, the probability of each drawn row; `beta` `[]` is β.
+    The importance weights are divided by each member's largest.
+
+    Args:
+        filled: `[P]`, N, the number of rows in each member's buffer.
+        chance: `[P, B]`, p, the probability with which each row was drawn.
+        weight: `[P, B]`, the weight of each place in the minibatch.
+        beta: `[]`, β.
     """
     filled, weight, found = filled.contiguous(), weight.contiguous(), torch.empty_like(chance)
     call = header.of("importance_call")(
@@ -199,8 +224,13 @@ def update(
 ) -> None:  # fmt: skip
     """Set the priorities of rows from their errors, by the C kernels; see `Priorities.update`.
 
-    `least` is added to every error before the power `alpha`; `most` is the largest priority; `largest` `[members]` is
-    each member's largest priority so far, raised in place.
+    Args:
+        levels: the levels of the sum trees.
+        slots, index, errors: as in `Priorities.update`.
+        alpha: the power to which an error plus `least` is raised.
+        least: a number that is added to every error.
+        most: the largest possible priority.
+        largest: `[members]`, each member's largest priority so far, raised in place.
     """
     slots, index, errors = slots.contiguous(), index.contiguous(), errors.float().contiguous()
     (members, n), fresh = index.shape, torch.empty(index.shape[1] + 16)

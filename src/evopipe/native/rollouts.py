@@ -17,30 +17,50 @@ from evopipe.types import Tensor
 
 
 class Ticks(NamedTuple):
-    """The arguments of `play`: `many` ticks (steps) of `P` members in `E` rows each of a pool of `R` environments.
+    """The arguments of `play`: some ticks (environment steps) of `P` members, each in `E` rows of a pool of `R`
+    environments.
 
     The kernels change the tensors in place, except `slots` and `keys`.
+
+    Attributes:
+        pool: all environments, see `native.environment.States.packed`.
+        slots: `[P]` int64, each member's place in the population, which says where its rows are.
+        keys: `[P]` int64, the members' random keys.
+        first: the number of the first tick, the counter of random draws.
+        many: the number of ticks.
+        episodes: the random key, the environment's number and the number of begun episodes of every row, `[R]` int64
+            each.
+        rows: `[P, many, E, …]`, the steps of a rollout, see `memory.rollout`.
+        after: `[P, many, E, O + 4]`, the results of the steps.
+        memory: `[P, many + 1, E, M]`, the recurrent states before each step.
+        remembered: `[P, E, M]`, the recurrent state before the first tick, and afterwards that after the last.
+        returns: the returns of running episodes `[R]`, then the sums and counts of ended episodes' returns and the
+            counts of broken steps, `[slots]` each; None if they are not needed.
+        broken: `[P]` int64, counts steps with a number that is not finite; None if there cannot be any.
+        normalise: the normalisation of observations and rewards; None for none.
     """
 
-    pool: bytes  # all rows, see `native.environment.States.packed`
-    slots: Tensor  # [P] int64, where the rows of each member lie
-    keys: Tensor  # [P] int64, of what members draw
-    first: int  # the number of the first tick, for what is drawn
+    pool: bytes
+    slots: Tensor
+    keys: Tensor
+    first: int
     many: int
-    episodes: tuple[Tensor, Tensor, Tensor]  # key, environment and number of begun episodes of each row, [R] int64
-    rows: Tensor  # [P, many, E, …], of a rollout, see `memory.rollout`
-    after: Tensor  # [P, many, E, O + 4]
-    memory: Tensor  # [P, many + 1, E, M]
-    remembered: Tensor  # [P, E, M], before the first tick, then after the last
-    # Of running episodes [R], sums and counts of ended ones, and steps of broken ones [slots].
+    episodes: tuple[Tensor, Tensor, Tensor]
+    rows: Tensor
+    after: Tensor
+    memory: Tensor
+    remembered: Tensor
     returns: tuple[Tensor, Tensor, Tensor, Tensor] | None
-    broken: Tensor | None  # [P] int64, counts steps that are not finite; None where there cannot be any
-    normalise: Normalising | None  # by what observations and rewards are normalised; None: they are not
+    broken: Tensor | None
+    normalise: Normalising | None
 
 
 def play(cfg: Any, state: Any, ticks: Ticks) -> Callable[[], None] | None:
     """Return a function that makes members act in environments in C for these ticks (steps); None if the kernels
-    cannot."""
+    cannot.
+
+    The function takes no arguments. `cfg` and `state` are the algorithm's configuration and state.
+    """
     found, rows, memory = policy.described(cfg, state, None), ticks.rows, ticks.memory
     if found is None:
         return None
@@ -75,7 +95,7 @@ def estimate(
     Args:
         rows: `[P, T, E, …]`, the steps of P members in E environments over T ticks, see `memory.rollout`.
         after: `[P, T, E, …]`, the results of the steps.
-        known: the number of columns of a row before the log-probability.
+        known: the index of the log-probability in a row, see `StepLayout.log_prob`; values and advantages follow it.
         observations: `O`, the width of an observation.
         next_value: `[P, T · E]`, the values of the states after each step.
         gamma: `[P]`, the discounts.

@@ -11,11 +11,17 @@ from evopipe.types import Tensor
 
 
 class Running(NamedTuple):
-    """Running statistics of N columns for each of `P` members, in float64. The C kernels update them in place."""
+    """Running statistics of N columns for each of `P` members, in float64. The C kernels update them in place.
 
-    number: Tensor  # [P], of values so far
-    mean: Tensor  # [P, N]
-    square: Tensor  # [P, N], sum of the squared distances from the mean
+    Attributes:
+        number: `[P]`, the number of values of each column so far.
+        mean: `[P, N]`, their mean.
+        square: `[P, N]`, the sum of their squared distances from the mean.
+    """
+
+    number: Tensor
+    mean: Tensor
+    square: Tensor
 
     def packed(self) -> bytes:
         """Return the statistics as the bytes of a C struct."""
@@ -23,16 +29,27 @@ class Running(NamedTuple):
 
 
 class Normalising(NamedTuple):
-    """The statistics and constants by which the C kernels normalise the observations and rewards of `P` members during
-    play."""
+    """What the C kernels need to normalise the observations and rewards of `P` members during play.
 
-    seen: Running | None  # of observations; None: they are not normalised
-    paid: Running | None  # of discounted returns, N = 1; None: rewards are not normalised
-    columns: Tensor | None  # [N] int64, which numbers of an observation
-    limit: Tensor  # [P] float32, the largest size of a normalised number
-    healthy: Tensor  # [P] bool, whose statistics change
-    returns: Tensor  # [slots, E] float64, discounted, of running episodes
-    gamma: Tensor  # [P] float32
+    Attributes:
+        seen: the statistics of observations; None if observations are not normalised.
+        paid: the statistics of discounted returns, one column; None if rewards are not normalised.
+        columns: `[N]` int64, the indices of the normalised columns of an observation; None if observations are not
+            normalised.
+        limit: `[P]` float32, the largest size to which a normalised number is clipped.
+        healthy: `[P]` bool, the members whose statistics change.
+        returns: `[slots, E]` float64, the discounted returns of the running episodes of all slots in E environments
+            each.
+        gamma: `[P]` float32, the discounts.
+    """
+
+    seen: Running | None
+    paid: Running | None
+    columns: Tensor | None
+    limit: Tensor
+    healthy: Tensor
+    returns: Tensor
+    gamma: Tensor
 
     def packed(self) -> bytes:
         """Return the normalisation as the bytes of a C struct."""
@@ -45,7 +62,7 @@ class Normalising(NamedTuple):
 
 
 def merge(into: Running, values: Tensor, given: Tensor) -> bool:
-    """Merge values into running statistics, in place, by the C kernels; return whether the kernels could do it.
+    """Merge new values into running statistics, in place, by the C kernels; return whether the kernels could do it.
 
     Args:
         into: the statistics.

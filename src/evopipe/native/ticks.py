@@ -24,11 +24,14 @@ UPDATES = ("value_update", "ddpg_update", "sac_update")  # `ticks.c` counts both
 
 
 class Choice(NamedTuple):
-    """The way in which members choose actions by the network `net`: one of three values of `how`.
+    """The way in which members choose actions by a network.
 
-    - `best`: the network's outputs are action values, of which the largest is taken (see `ops.policy.epsilon_greedy`).
-    - `squashed`: they are the mean and log standard deviation of a Gaussian, whose samples are squashed by a tanh.
-    - `noisy`: they are an action, to which normal noise with the standard deviation `deviation` is added.
+    Attributes:
+        net: the network.
+        how: what the network's outputs are. `best`: action values, of which the largest is taken (see
+            `ops.policy.epsilon_greedy`). `squashed`: mean and log standard deviation of a Gaussian, whose samples are
+            squashed by a tanh. `noisy`: an action, to which normal noise is added.
+        deviation: the standard deviation of the noise, for `noisy`.
     """
 
     net: Net
@@ -37,15 +40,15 @@ class Choice(NamedTuple):
 
 
 class Chooser:
-    """Callable that chooses the exploratory actions of the P members of a cohort, by one call of the C kernels per
-    step.
+    """Callable that chooses the exploratory actions of P members by one call of the C kernels per step.
 
     Args:
         choice: the way to choose.
         actions: `A`, the width of an action or the number of actions.
         observations: `O`, the width of an observation.
         envs: the number of environments of each member.
-        keys, healthy: the members' random keys and their health, `[P]` each.
+        keys: `[P]`, the members' random keys.
+        healthy: `[P]` bool, False for members that have diverged.
         rows: `[P]` int64, the index of each member's first environment among the rows of observations.
         places: `[P]` int64, the index of each member's first environment among the rows of actions.
     """
@@ -68,7 +71,10 @@ class Chooser:
 
     @staticmethod
     def serves(choice: Choice, observations: int, keys: Tensor) -> bool:
-        """Return whether the C kernels can choose actions by this choice's network."""
+        """Return whether the C kernels can choose actions by this choice's network.
+
+        `observations` is the width of an observation, and `keys` `[P]` are the members' random keys.
+        """
         return build.chosen() is not None and update.network(choice.net, None, observations, len(keys)) is not None
 
     def __call__(self, obs: int, legal: int, actions: int, tick: int, epsilon: float) -> None:
@@ -82,15 +88,15 @@ class Chooser:
 
 
 class Updates:
-    """Callable that makes the updates of the P members of a cohort from a replay buffer, by one call of the C kernels.
-
-    A call makes all updates that are due.
+    """Callable that makes all due updates of P members from a replay buffer by one call of the C kernels.
 
     Args:
         how: the recipe of one update.
         batches: the sampler of minibatches.
         period: the number of updates after which the pattern of actor updates repeats.
-        keys, healthy, losses: the members' random keys, health and losses, `[P]` each.
+        keys: `[P]`, the members' random keys.
+        healthy: `[P]` bool, False for members that have diverged; changed in place.
+        losses: `[P]`, the members' last losses; changed in place.
         memory: `[P]` int64, the index of each member's replay buffer.
         priorities: the priorities of the buffers; None for uniform sampling.
     """
@@ -121,8 +127,8 @@ class Updates:
     def serves(how: Recipe, batches: Batches) -> bool:
         """Return whether one prepared call of the C kernels can make these updates again and again.
 
-        All tensors of the recipe and of the minibatches must then stay at their addresses, so none may be a temporary
-        copy.
+        That is the case if no tensor of the recipe and of the minibatches is a temporary copy, because the call holds
+        the tensors' addresses.
         """
         return update.lasting(how) and update.minibatch(batches.batch)[2] is None
 
@@ -143,8 +149,8 @@ class Appender:
         to: `[M, capacity, size]`, the M ring buffers.
         rows: `[M, n, size]`, the transitions that each call appends.
         keep: `[M, n]` bool, which of the transitions are appended. Transitions that are not finite are left out too.
-        position, filled: `[M]` int64, the index of each buffer's next row and the number of its rows; advanced in
-            place.
+        position: `[M]` int64, the index at which each buffer's next row is written; advanced in place.
+        filled: `[M]` int64, the number of rows in each buffer; raised in place.
         priorities: the priorities of the buffers, or None.
         each: the number of members that share a buffer.
     """
@@ -178,15 +184,15 @@ class ManyTicks:
     that are due.
 
     Args:
-        choosers, lessons: the chooser and the updater of each cohort, made for the same rows and the same replay
-            buffers.
+        choosers, lessons: the chooser and the updater of each cohort (members that train together), made for the same
+            rows and the same replay buffers.
         every: for each cohort, the number of a member's steps from one update to the next.
-        pool: the environments' rows, see `native.environment.States.packed`.
+        pool: the R environments, one per row, see `native.environment.States.packed`.
         rows: `[n]` int64, the rows that step; None for all.
         episodes: the random key, the environment's number and the number of begun episodes of every row, `[R]` int64
             each; the last is raised in place.
         returns: the returns of running episodes `[R]`, then the sums and counts of ended episodes' returns and the
-            counts of broken steps, `[slots]` each; None if they are not needed.
+            counts of broken steps (with a number that is not finite), `[slots]` each; None if they are not needed.
         memory: the appender of transitions.
         obs: `[n, O]`, the present observations, which the caller writes before a call.
         legal: `[n, A]` bool, the legal actions.
@@ -195,8 +201,8 @@ class ManyTicks:
         delay: the number of a member's steps before it may learn.
         at_once: the number of updates that a member makes each time that updates are due.
         apart: the distance between the random counters of two ticks.
-        alone: whether each member has a replay buffer of its own and no transition can be broken. Then a member takes
-            all ticks before another does, or several members at the same time on threads.
+        alone: whether each member has a replay buffer of its own and no step can be broken. Then a member takes all
+            ticks before another does, or several members at the same time on threads.
     """
 
     def __init__(

@@ -20,9 +20,16 @@ Row: TypeAlias = "float | Tensor"
 
 
 class Learners(NamedTuple):
-    """The networks and optimisers of an algorithm's state, which updates change in place.
+    """The networks and optimisers of an algorithm's state, which updates change in place. A field is None if there is
+    none.
 
-    A value-based algorithm has no actor; its Q-network is the `critic`.
+    Attributes:
+        critic, critic_target, critic_adam: the critics, their target networks and their optimiser; for a value-based
+            algorithm the Q-network.
+        updates: `[P]`, the number of updates of each member so far.
+        actor, actor_target, actor_adam: the actor, its target network and its optimiser.
+        noise, noise_target, noise_adam: the scales of learned noise on the critic's weights, those of its target
+            network, and their optimiser.
     """
 
     critic: Net
@@ -32,25 +39,31 @@ class Learners(NamedTuple):
     actor: Net | None = None
     actor_target: Net | None = None
     actor_adam: Adam | None = None
-    noise: Net | None = None  # scales of learned noise on the critic's weights
+    noise: Net | None = None
     noise_target: Net | None = None
     noise_adam: Adam | None = None
 
     @classmethod
     def of(cls, state: Any, critic: str) -> Learners:
-        """Return the learners of an actor-critic algorithm's state, whose field `critic` names the critics, such as
-        `critics`."""
+        """Return the learners of an actor-critic algorithm's state.
+
+        `critic` is the name of the state's field with the critics, such as `critics`.
+        """
         critics = getattr(state, critic), getattr(state, f"{critic}_target"), getattr(state, f"{critic}_adam")
         return cls(*critics, state.updates, state.actor, getattr(state, "actor_target", None), state.actor_adam)
 
 
 class Job(NamedTuple):
-    """A packed C struct that describes the updates of some learners, with the arguments that it was made from.
+    """A packed C struct that describes the updates of some learners.
 
-    `held` are the tensors that the struct points to.
+    Attributes:
+        place: the memory address of the critic's parameters.
+        given: the arguments that the struct was made from.
+        pointer: a pointer to the struct.
+        held: the tensors that the struct points to, which must be kept alive.
     """
 
-    place: int  # of the critic's values
+    place: int
     given: tuple[Any, ...]
     pointer: Any
     held: Sequence[Any]
@@ -64,9 +77,9 @@ class Recipe(NamedTuple):
         name: the kernel's name.
         of: the learners (networks and optimisers).
         job: the C struct for the learners.
-        noise: the number of normal random numbers for each transition of a minibatch, which draw the next actions.
+        noise: the number of normal random numbers that each transition of a minibatch needs to draw the next action.
         scale: `[P]`, the standard deviation of these numbers for each member; None for 1.
-        own_noise: whether the actor's own actions are drawn by further random numbers.
+        own_noise: whether the actor's own actions need as many random numbers again.
         turn: the number, within the algorithm's period of updates, of the update in which the actor learns.
     """
 
@@ -80,14 +93,22 @@ class Recipe(NamedTuple):
 
 
 def lasting(how: Recipe) -> bool:
-    """Return whether a recipe stays valid as long as its learners exist, because its struct points to no copies of
-    tensors."""
+    """Return whether a recipe stays valid as long as its learners (networks and optimisers) exist.
+
+    It does if its C struct points to no copies of tensors.
+    """
     return how.of.critic.__dict__.get("job") is how.job
 
 
 def network(net: Net, adam: Adam | None, inputs: int, members: int) -> dict[str, Any] | None:
-    """Return the fields of the C struct for a perceptron with this many inputs; None if the kernels cannot compute
-    it."""
+    """Return the fields of the C struct for a perceptron; None if the kernels cannot compute it.
+
+    Args:
+        net: the network.
+        adam: its Adam moments; None for a network that does not learn.
+        inputs: the number of inputs.
+        members: the number of members.
+    """
     plan, structure = dense.plan_of(net, inputs), net.structure
     if plan is None or getattr(structure, "inner", structure).widths.role != "whole":
         return None
@@ -97,7 +118,13 @@ def network(net: Net, adam: Adam | None, inputs: int, members: int) -> dict[str,
 
 
 def rows(net: Net, adam: Adam | None, members: int) -> dict[str, Any]:
-    """Return the fields of the C struct that give the addresses of a network's parameters and of its Adam moments."""
+    """Return the fields of a C struct that say where a network's parameters and its Adam moments are in memory.
+
+    Args:
+        net: the network.
+        adam: its Adam moments; None for a network that does not learn.
+        members: the number of members.
+    """
     moments = {} if adam is None else {
         "mean": at(adam.mean), "square": at(adam.square), "steps": at(adam.steps),
         "moment_stride": adam.mean.stride(0),
@@ -109,9 +136,10 @@ def rows(net: Net, adam: Adam | None, members: int) -> dict[str, Any]:
 
 
 def known(of: Learners, given: tuple[Any, ...]) -> Job | None:
-    """Return the job that was made before for the same learners and arguments; None if there is none.
+    """Return the job (C struct) that was made before for the same learners and arguments; None if there is none.
 
-    Arguments are the same if they are the same objects or equal floats.
+    `given` are the arguments with which the job was made. Arguments are the same if they are the same objects or equal
+    floats.
     """
     found: Job | None = of.critic.__dict__.get("job")  # where `cached_property` keeps things
     if found is None or found.place != of.critic.values.data_ptr() or len(found.given) != len(of) + len(given):
@@ -128,14 +156,16 @@ def make(
     name: str, of: Learners, given: tuple[Any, ...], members: int, inputs: Mapping[str, int], rates: Mapping[str, Row],
     held: Sequence[Any] = (), **more: Any,
 ) -> Job | None:  # fmt: skip
-    """Return a job: the C struct of this name for some learners; None if the kernels cannot do the update.
+    """Return a job (a C struct that describes updates) for some learners; None if the kernels cannot do the update.
+
+    The job is cached, and `known` finds it again. Only a job that points to copies of tensors is not cached, because
+    the copies would become stale.
 
     Args:
         name: the name of the struct in `kernels.h`.
-        of: the learners.
-        given: the arguments that identify the job for `known`. A job that points to copies of tensors is not cached,
-            because the copies would become stale.
-        members: P.
+        of: the learners (networks and optimisers).
+        given: the arguments by which `known` finds the job again.
+        members: P, the number of members.
         inputs: the width of each network's input.
         rates: numbers `[P]` by name, each a field of the C struct `learners` or of the job's struct.
         held: tensors to keep alive.
@@ -179,7 +209,7 @@ def learn(
 
     Args:
         name: the kernel's name.
-        of: the learners.
+        of: the learners (networks and optimisers).
         job: the C struct for the learners.
         batch: the minibatch.
         healthy: `[P]` bool, the members that learn.
@@ -202,11 +232,17 @@ def learn(
 
 
 def take(how: Recipe | None, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned | None:
-    """Make one update by a recipe, in place; return None, and do nothing, if the recipe is None.
+    """Make one update by a recipe, in place.
 
-    A recipe is None where the kernels cannot do the update, which torch does then. Else return losses, errors, and
-    which members are still healthy (all their numbers are finite). `turn` is the number of the update within the
-    algorithm's period. `draw` is the stream of random numbers.
+    Return losses, errors, and which members are still healthy (all their numbers are finite). If the recipe is None, do
+    nothing and return None: the kernels cannot do the update, and torch does it.
+
+    Args:
+        how: the recipe.
+        batch: the minibatch.
+        healthy: `[P]` bool, the members that learn.
+        draw: the stream of random numbers.
+        turn: the number of the update within the algorithm's period of unlike updates.
     """
     if how is None:
         return None
@@ -218,10 +254,10 @@ def take(how: Recipe | None, batch: Batch, healthy: Tensor, draw: Stream, turn: 
 
 
 def minibatch(batch: Batch) -> tuple[Batch, Any, list[Tensor] | None]:
-    """Return (batch, pointer to its C struct, copies).
+    """Return a minibatch for the kernels as a triple (batch, pointer, copies).
 
-    `copies` are copies of the batch's tensors, which the struct points to because the kernels cannot read the
-    originals; None if no tensor was copied.
+    `pointer` points to the C struct of the batch. `copies` are copies of the batch's tensors, to which the struct
+    points because the kernels cannot read the originals; None if no tensor was copied.
     """
     apart = batch.obs, batch.next_obs, batch.action
     whole = [_whole_rows(x) for x in apart]

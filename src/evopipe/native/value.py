@@ -21,8 +21,8 @@ def value_recipe(
 ) -> Recipe | None:  # fmt: skip
     """Return the `Recipe` by which the C kernels update one Q-network and its target network; None if they cannot.
 
-    The noise on a noisy network's weights is drawn from the update's stream `part(1)`, and the target network's from
-    `part(2)`.
+    The noise on a noisy network's weights is drawn from `part(1)` of the update's stream of random numbers, and that on
+    the target network's from `part(2)`.
 
     Args:
         of: the learners (networks and optimisers).
@@ -31,8 +31,10 @@ def value_recipe(
             update; with `interval`, it is replaced by a copy every `interval` updates. `alpha` is the weight of the
             conservative term.
         batch: a minibatch. Transitions of weight 0 at its end are skipped, and their errors are 0.
-        double, huber, dueling: see the algorithms.
-        support: `[K]`, the returns of the atoms of a categorical distribution; None if each action has one output.
+        double: whether the online network chooses the next action, as in double Q-learning.
+        huber: whether the loss is the Huber loss instead of the squared error.
+        dueling: whether the network computes advantages around a value.
+        support: `[K]`, the returns of the K atoms of a categorical distribution; None if each action has one output.
     """
     if not build.serve_wholly(batch.obs) or batch.obs.dtype != torch.float32:
         return None

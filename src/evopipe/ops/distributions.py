@@ -194,7 +194,8 @@ def distribution(
     Args:
         spaces: the environment's spaces.
         outputs: `[P, B, A]` (P members, B observations), the network's outputs: logits, or means of continuous actions.
-        log_std: log standard deviations of continuous actions, broadcast to the shape of `outputs`; unused otherwise.
+        log_std: log standard deviations of continuous actions, broadcast to the shape of `outputs`; unused for other
+            actions.
         legal: `[P, B, A]` bool, which actions are legal; None if all are. Unused for continuous actions.
         squash: whether a hyperbolic tangent maps continuous actions to [−1, 1].
 
@@ -224,10 +225,10 @@ def squashed(x: Tensor) -> Tensor:
 
 
 def mean_and_deviation(outputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Split an actor's outputs `[…, 2 A]` into the mean and the log standard deviation, `[…, A]` each, of a Gaussian.
+    """Split an actor's outputs `[…, 2 A]` into the mean and the log standard deviation of a Gaussian, `[…, A]` each.
 
-    The log standard deviation is clipped to [`LOG_STD_MIN`, `LOG_STD_MAX`]. Both describe the action before it is
-    squashed by a hyperbolic tangent.
+    The log standard deviation is clipped to [`LOG_STD_MIN`, `LOG_STD_MAX`]. The Gaussian is that of the action before a
+    hyperbolic tangent squashes it.
     """
     mean, log_std = outputs.chunk(2, dim=-1)
     return mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
@@ -259,8 +260,14 @@ def squashed_gaussian(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Ten
     """Return actions of a tanh-squashed Gaussian and their log-densities (Haarnoja et al., 2018, app. C).
 
     The action is a = tanh(u) with u = mean + exp(log_std) · noise, and log π(a) = log N(u) − Σ log(1 − tanh²u). The
-    last term is computed as 2 (log 2 − u − softplus(−2u)), which cannot overflow. `mean`, `log_std`, `noise` (standard
-    normal) and actions are `[…, A]`, log-densities `[…]`.
+    last term is computed as 2 (log 2 − u − softplus(−2u)), which cannot overflow.
+
+    Args:
+        mean, log_std: `[…, A]`, the Gaussian.
+        noise: `[…, A]`, standard normal numbers.
+
+    Returns:
+        The actions `[…, A]` and the log-densities `[…]`.
     """
     u = mean + log_std.exp() * noise
     normal = -0.5 * noise * noise - log_std - _HALF_LOG_2PI
@@ -283,10 +290,15 @@ def gumbel(draw: Stream, n: int) -> Tensor:
 
 
 def relaxed(logits: Tensor, legal: Tensor | None, temperature: float, draw: Stream) -> Tensor:
-    """Sample one-hot actions `[P, …, A]` whose gradient is that of the Gumbel-softmax (a straight-through estimator).
+    """Sample one-hot actions `[P, …, A]` of P members, whose gradient is that of the Gumbel-softmax.
 
-    Jang, Gu & Poole, 2017; Maddison, Mnih & Teh, 2017. `logits` are `[P, …, A]` of P members. `legal` is bool of that
-    shape, or None if all actions are legal. `temperature` is that of the softmax.
+    This is a straight-through estimator (Jang, Gu & Poole, 2017; Maddison, Mnih & Teh, 2017).
+
+    Args:
+        logits: `[P, …, A]`.
+        legal: bool of that shape; None if all actions are legal.
+        temperature: the temperature of the softmax.
+        draw: the stream of random numbers.
     """
     noise = gumbel(draw, logits[0].numel()).view(logits.shape).clamp(min=-40.0).to(logits.dtype)  # −∞ only where u is 0
     scores = masked_log_softmax(logits, legal) - noise

@@ -24,16 +24,25 @@ _EPS = 1e-4
 
 
 class Advantages(NamedTuple):
-    """Advantages of each member's B completions, relative to the other completions of the same prompt (the group)."""
+    """Advantages of each member's B completions, relative to the other completions of the same prompt (the group).
 
-    value: Tensor  # [P, B], 0 where a completion does not count
-    counts: Tensor  # [P, B] bool, whether the completion is there and its group's rewards differ
-    groups: Tensor  # [P] int64, groups
-    skipped: Tensor  # [P] int64, those of them whose rewards are all equal: they say nothing
+    Attributes:
+        value: `[P, B]`, the advantages; 0 for completions that do not count.
+        counts: `[P, B]` bool, whether the completion exists and the rewards of its group differ.
+        groups: `[P]` int64, the number of groups.
+        skipped: `[P]` int64, the number of groups whose rewards are all equal, from which nothing can be learned.
+    """
+
+    value: Tensor
+    counts: Tensor
+    groups: Tensor
+    skipped: Tensor
 
 
 def group_advantages(reward: Tensor, group: Tensor, present: Tensor, baseline: Baseline) -> Advantages:
-    """Return the advantages of rewards `[P, B]` relative to the other rewards of their group.
+    """Return the advantages of rewards relative to the other rewards of their group.
+
+    A NaN reward makes the advantages of its own group NaN, and leaves other groups unchanged.
 
     Args:
         reward: `[P, B]`, one reward for each of the B completions of P members.
@@ -43,8 +52,6 @@ def group_advantages(reward: Tensor, group: Tensor, present: Tensor, baseline: B
             "DeepSeekMath", 2024, § 4.1.2). `mean` is R − mean (Liu et al., "Understanding R1-Zero-like training",
             2025). `leave_one_out` is R minus the mean of the other rewards of the group (Kool et al., 2019; Ahmadian et
             al., "Back to basics", 2024).
-
-    A NaN reward makes the advantages of its own group NaN, and leaves other groups unchanged.
     """
     same = (group[:, :, None] == group[:, None, :]) & present[:, :, None] & present[:, None, :]  # [P, B, B]
     size = same.sum(dim=-1).clamp(min=1)
@@ -62,9 +69,9 @@ def group_advantages(reward: Tensor, group: Tensor, present: Tensor, baseline: B
 
 
 def without_spread(reward: Tensor, size: int) -> Tensor:
-    """Return for every group of `size` adjacent rewards whether all its rewards are equal.
+    """Return for every group of `size` adjacent rewards whether its rewards are all equal, `[P, B / size]` bool.
 
-    `reward` is `[P, B]` for B completions of P members; the result is `[P, B / size]` bool.
+    `reward` is `[P, B]` for B completions of P members.
     """
     groups = reward.unflatten(1, (-1, size))
     equal: Tensor = (groups == groups[..., :1]).all(dim=-1)
@@ -74,10 +81,13 @@ def without_spread(reward: Tensor, size: int) -> Tensor:
 def refill(empty: Tensor, full: Tensor) -> Tensor:
     """Return which item each of G places holds after empty places were filled with spare items: int64 `[P, G]`.
 
-    Each of P members has G own items, one per place, and G spare items. An entry n < G means the own item n; an entry G
-    + n means the spare item n. `empty` `[P, G]` bool marks the places to fill; `full` `[P, G]` bool marks the usable
-    spare items. The first empty place gets the first usable spare item, and so on. When no usable spare item is left,
-    an empty place keeps its own item.
+    Each of P members has G own items, one per place, and G spare items. The first empty place gets the first usable
+    spare item, the second the second, and so on. A place for which no usable spare item is left keeps its own item. In
+    the result, the number n < G means the own item n, and G + n means the spare item n.
+
+    Args:
+        empty: `[P, G]` bool, the places to fill.
+        full: `[P, G]` bool, the usable spare items.
     """
     size, nth = empty.shape[1], empty.cumsum(dim=1)  # from 1
     first = (~full).to(torch.int8).argsort(dim=1, stable=True)  # those of use before all others
@@ -93,9 +103,10 @@ def _within(x: Tensor, mask: Tensor) -> Tensor:
 def token_weights(mask: Tensor, mean: Mean) -> Tensor:
     """Return weights `[P, B, T]` of tokens that sum to 1 for each member, or to 0 if the mask excludes all its tokens.
 
-    The mean `token` weights all tokens equally (Yu et al., "DAPO", 2025). The mean `sequence` weights all sequences
-    equally, and the tokens within a sequence equally, so that a token of a long sequence has a smaller weight. `mask`
-    is `[P, B, T]` bool for B sequences of T tokens of P members.
+    Args:
+        mask: `[P, B, T]` bool, the tokens that count: B sequences of T tokens of P members.
+        mean: `token` weights all tokens equally (Yu et al., "DAPO", 2025). `sequence` weights all sequences equally,
+            and the tokens within a sequence equally, so that a token of a long sequence has a smaller weight.
     """
     counted = mask.to(torch.float32)
     if mean == "token":
@@ -106,9 +117,10 @@ def token_weights(mask: Tensor, mean: Mean) -> Tensor:
 
 
 def total(weight: Tensor, each: Tensor) -> Tensor:
-    """Return the weighted sum Σ weight · each `[P]` of each member's numbers `[P, B, T]` or `[P, B]`.
+    """Return each member's weighted sum Σ weight · each, `[P]`.
 
-    Numbers with weight 0 do not enter the sum, even if they are not finite.
+    `weight` and `each` are `[P, B, T]`, for B rows of T tokens of P members, or `[P, B]`, one number per row. Numbers
+    with weight 0 do not enter the sum, even if they are not finite.
     """
     return (weight * _within(each, weight != 0)).flatten(1).sum(dim=1)
 
@@ -116,7 +128,7 @@ def total(weight: Tensor, each: Tensor) -> Tensor:
 def row_means(each: Tensor, mask: Tensor) -> Tensor:
     """Return the mean of each row's tokens inside the mask, `[P, B, T]` → `[P, B]`; 0 for a row without such tokens.
 
-    There are B rows of T tokens of P members.
+    `each` holds a number for each token of B rows of T tokens of P members, and `mask` says which tokens count.
     """
     return _within(each, mask).sum(dim=-1) / mask.sum(dim=-1).clamp(min=1)
 
@@ -131,26 +143,32 @@ def drift(log_prob: Tensor, old: Tensor, mask: Tensor) -> Tensor:
 
 
 class Importance(NamedTuple):
-    """Importance weights of tokens that another policy generated, as `importance` returns them."""
+    """Importance weights of tokens that another policy generated, as `importance` returns them.
 
-    weight: Tensor  # [P, B, T], 0 outside the mask
-    bounded: Tensor  # [P], the share of the tokens whose ratio lies beyond the ends
+    Attributes:
+        weight: `[P, B, T]`, the weights of T tokens in B sequences of P members; 0 outside the mask.
+        bounded: `[P]`, the share of the tokens whose ratio lay outside the bounds.
+    """
+
+    weight: Tensor
+    bounded: Tensor
 
 
 def importance(log_prob: Tensor, drawn: Tensor, mask: Tensor, how: Correction, low: float, high: float) -> Importance:
-    """Return the importance weights of tokens that a policy learns from although another policy generated them.
+    """Return the importance weights of tokens that a policy π learns from although another policy, π_drawn, generated
+    them.
 
-    The ratio is π(·) / π_drawn(·) of a token or, for the two `sequence_…` corrections, the product of the ratios over
-    the sequence. The correction `how` turns the ratio into a weight:
+    The share of the tokens whose ratio lies outside [low, high] is returned too. The ratio is π(·) / π_drawn(·) of a
+    token; for a correction whose name begins with `sequence_`, it is the product of the ratios over the sequence.
 
-    - `…_truncate` clips the ratio to [low, high] (Yao et al., "Your efficient RL framework secretly brings you
-      off-policy RL training", 2025).
-    - `…_mask` sets a ratio outside [low, high] to 0 (Liu et al., "When speed kills stability: demystifying RL collapse
-      from the training-inference mismatch", 2025).
-    - `none` sets every weight to 1.
-
-    `log_prob` (of π), `drawn` (log π_drawn) and `mask` are `[P, B, T]`: P members, B sequences, T tokens. The share of
-    ratios outside [low, high] is returned too.
+    Args:
+        log_prob, drawn: `[P, B, T]`, log π and log π_drawn: P members, B sequences, T tokens.
+        mask: `[P, B, T]` bool, the tokens that count.
+        how: the correction, which turns the ratio into a weight. `…_truncate` clips the ratio to [low, high] (Yao et
+            al., "Your efficient RL framework secretly brings you off-policy RL training", 2025). `…_mask` sets a ratio
+            outside [low, high] to 0 (Liu et al., "When speed kills stability: demystifying RL collapse from the
+            training-inference mismatch", 2025). `none` sets every weight to 1.
+        low, high: the bounds of the ratio.
     """
     gap = _within(log_prob.detach() - drawn, mask)
     if how.startswith("sequence"):
@@ -169,12 +187,17 @@ def importance(log_prob: Tensor, drawn: Tensor, mask: Tensor, how: Correction, l
 
 
 def log_probs(logits: Tensor, token: Tensor) -> Tensor:
-    """Return the log-probability `[…]` of each token, int64 `[…]`, under the logits `[…, V]` that predict the token."""
+    """Return the log-probability `[…]` of each token.
+
+    Args:
+        logits: `[…, V]`, the logits that predict the token, one for each of V tokens of the vocabulary.
+        token: `[…]` int64.
+    """
     return logits.gather(-1, token.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(dim=-1)
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """Return the entropy `[…]` in nats of the softmax of logits `[…, V]`. A logit of −∞ adds 0."""
+    """Return the entropy `[…]` in nats of the softmax of logits `[…, V]`, over V tokens. A logit of −∞ adds 0."""
     chances = logits.log_softmax(dim=-1)
     return -(chances.exp() * chances.clamp(min=torch.finfo(chances.dtype).min)).sum(dim=-1)
 
@@ -192,7 +215,7 @@ def log_ratios(log_prob: Tensor, old: Tensor, mask: Tensor, level: Level, turn: 
         log_prob, old: `[P, B, T]`, log-probabilities under π and π_old: P members, B sequences, T tokens.
         mask: `[P, B, T]` bool, the tokens that count.
         level: `token`, `turn` or `sequence`, over which the mean is taken.
-        turn: `[P, B, T]` int64, the number of each token's turn from 0. Without it, the level `turn` is that of
+        turn: `[P, B, T]` int64, the number of each token's turn from 0. If it is None, the level `turn` is that of
             `sequence`.
     """
     each = _within(log_prob - old, mask)
@@ -217,8 +240,8 @@ def clipped(log_ratio: Tensor, advantage: Tensor, low: Tensor, high: Tensor, mos
 
     Args:
         log_ratio: `[P, B, T]`, log ρ of T tokens in B sequences of P members.
-        advantage: `[P, B, T]`, or `[P, B, 1]` for whole sequences.
-        low, high: `[P]`, which may differ (Yu et al., "DAPO", 2025, eq. 10).
+        advantage: A, `[P, B, T]`, or `[P, B, 1]` for whole sequences.
+        low, high: `[P]`, the bounds of the clip, which may differ (Yu et al., "DAPO", 2025, eq. 10).
         most: an upper bound of every ρ, or None. It bounds the loss of negative advantages, which the clip leaves
             unbounded (Prime Intellect, "INTELLECT-2", 2025, § 3.4).
     """
@@ -248,13 +271,16 @@ def outside(log_ratio: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 
 def k3(log_prob: Tensor, reference: Tensor, mask: Tensor, log_ratio: Tensor | None = None) -> Tensor:
-    """Return the estimate π_ref/π − log π_ref/π − 1 of KL(π ‖ π_ref) at each token, `[P, B, T]` (Schulman,
-    "Approximating KL divergence", 2020).
+    """Return the estimate π_ref/π − log π_ref/π − 1 of KL(π ‖ π_ref) at each token, `[P, B, T]`; 0 outside the mask.
 
-    The estimate is never negative, and unbiased over tokens that π generated. It is 0 outside the mask. With
-    `log_ratio` (log π / π_old), the estimate is multiplied by π / π_old. The product and its gradient are unbiased over
-    tokens that π_old generated (DeepSeek-AI, "DeepSeek-V3.2", 2025, § 3.1). All tensors are `[P, B, T]`: P members, B
-    sequences, T tokens.
+    The estimate is never negative, and unbiased over tokens that π generated (Schulman, "Approximating KL divergence",
+    2020).
+
+    Args:
+        log_prob, reference: `[P, B, T]`, log π and log π_ref: P members, B sequences, T tokens.
+        mask: `[P, B, T]` bool, the tokens that count.
+        log_ratio: `[P, B, T]`, log π / π_old, or None. If given, the estimate is multiplied by π / π_old, so that it
+            and its gradient are unbiased over tokens that π_old generated (DeepSeek-AI, "DeepSeek-V3.2", 2025, § 3.1).
     """
     gap = _within(reference - log_prob, mask)
     each = torch.expm1(gap) - gap
@@ -265,9 +291,10 @@ def k3(log_prob: Tensor, reference: Tensor, mask: Tensor, log_ratio: Tensor | No
 
 
 def on_last(reward: Tensor, mask: Tensor) -> Tensor:
-    """Return token rewards `[P, B, T]`: each completion's reward `[P, B]` on its last token inside the mask, else 0.
+    """Return token rewards `[P, B, T]`: each completion's reward on its last token inside the mask, and 0 on other
+    tokens.
 
-    There are B completions of T tokens of P members.
+    `reward` is `[P, B]` for B completions of P members, and `mask` `[P, B, T]` says which of T tokens count.
     """
     places = torch.arange(1, mask.shape[-1] + 1, device=mask.device) * mask
     last = mask & (places == places.amax(dim=-1, keepdim=True))
@@ -278,9 +305,14 @@ def token_gae(reward: Tensor, value: Tensor, mask: Tensor, gamma: Tensor, lam: T
     """Return generalised advantage estimates of tokens, `[P, B, T]`; 0 outside the mask (Schulman et al., 2016, eq.
     16).
 
-    Rewards and values are `[P, B, T]` (P members, B sequences, T tokens), `gamma` and `lam` (λ) `[P]`. A step is a
-    token inside the mask, and its successor is the next such token of the sequence; tokens in between, which an
-    environment wrote, are skipped. The last token has no successor.
+    A step is a token inside the mask, and its successor is the next such token of the sequence. Tokens in between,
+    which an environment wrote, are skipped. The last token has no successor.
+
+    Args:
+        reward, value: `[P, B, T]`: P members, B sequences, T tokens.
+        mask: `[P, B, T]` bool, the tokens that the member wrote.
+        gamma: `[P]`, γ.
+        lam: `[P]`, λ.
     """
     gamma, decay = gamma[:, None], (gamma * lam)[:, None]
     reward, value = _within(reward, mask), _within(value, mask)
@@ -297,7 +329,7 @@ def token_gae(reward: Tensor, value: Tensor, mask: Tensor, gamma: Tensor, lam: T
 def whiten(x: Tensor, mask: Tensor) -> Tensor:
     """Return x `[P, B, T]` shifted and scaled to mean 0 and variance 1 over each member's tokens inside the mask.
 
-    The result is 0 outside the mask.
+    The result is 0 outside the mask. `x` holds a number for each of T tokens in B sequences of P members.
     """
     weight = token_weights(mask, "token")
     apart = _within(x, mask) - total(weight, x)[:, None, None]
@@ -316,9 +348,9 @@ def value_loss(value: Tensor, old: Tensor, target: Tensor, clip: Tensor) -> Tens
 
 
 def after_last(value: Tensor, mask: Tensor) -> Tensor:
-    """Return the value one token after each row's last token inside the mask: `[P, B, T]` → `[P, B]`.
+    """Return the value of the token after each row's last token inside the mask: `[P, B, T]` → `[P, B]`.
 
-    There are B rows of T tokens of P members. The last token inside the mask must not be the row's last token.
+    There are B rows of T tokens of P members. Every row must have a token after its last token inside the mask.
     """
     places = torch.arange(1, mask.shape[-1] + 1, device=mask.device) * mask
     return value.gather(-1, places.amax(dim=-1, keepdim=True)).squeeze(-1)
@@ -328,17 +360,21 @@ def after_last(value: Tensor, mask: Tensor) -> Tensor:
 
 
 class Preference(NamedTuple):
-    """The loss and the reward margin of pairs of a chosen and a rejected completion, `[P, B]` each: B pairs of P
-    members."""
+    """The result for B pairs of a chosen and a rejected completion of each of P members.
+
+    Attributes:
+        loss: `[P, B]`, the loss of each pair.
+        margin: `[P, B]`, the implicit reward of the chosen completion minus that of the rejected one.
+    """
 
     loss: Tensor
-    margin: Tensor  # implicit reward of the chosen one above the rejected one's
+    margin: Tensor
 
 
 def preferred(margin: Tensor) -> Tensor:
-    """Return log σ(margin), the log-probability that a completion is preferred whose reward is higher by `margin`.
+    """Return log σ(margin), the log-probability that a completion is preferred to another, in the shape of `margin`.
 
-    This is the model of Bradley and Terry, 1952. The result has the shape of `margin`.
+    `margin` is the completion's reward minus that of the other. This is the model of Bradley and Terry, 1952.
     """
     return torch.nn.functional.logsigmoid(margin)
 
@@ -357,7 +393,8 @@ def preference(
         chosen, rejected: `[P, B]`, log-probabilities under π, summed over a completion's tokens: B pairs of P members.
         reference: the log-probabilities `[P, B]` of the chosen and of the rejected completions under π_ref.
         tokens: `[P, B]`, number of tokens of the chosen completion.
-        beta, nll: `[P]`.
+        beta: `[P]`, β.
+        nll: `[P]`, the weight of the second term.
     """
     margin = beta[:, None] * ((chosen - reference[0]) - (rejected - reference[1]))
     imitation = nll[:, None] * chosen / tokens.clamp(min=1)
@@ -402,9 +439,9 @@ def desirability(
 
     Args:
         apart: `[P, B]`, log π/π_ref of the B completions of P members.
-        zero: `[P]`, the reference point z₀ ≥ 0, a constant.
-        desirable: `[P, B]` bool.
-        beta: `[P]`.
+        zero: `[P]`, the reference point z₀ ≥ 0, which gets no gradient.
+        desirable: `[P, B]` bool, which completions are desirable.
+        beta: `[P]`, β.
         weights: λ_D and λ_U, `[P]` each.
     """
     gain = beta[:, None] * (apart - zero[:, None])
@@ -416,17 +453,17 @@ def desirability(
 
 
 def games(ids: Tensor, real: Tensor, acts: Tensor, reward: Tensor, done: Tensor) -> Games:
-    """Convert games, which are stored as sequences of L tokens `[…, L]`, to the decisions of the player in them.
+    """Convert games, which are stored as sequences of L tokens, to the decisions of the player in them.
 
-    Every token but the first may be a decision. For each of them, the result `Games` holds the reward until the next
-    decision, the state of that next decision, and whether the game is over by then.
+    Every token but the first may be a decision. The result has an entry for each of these L − 1 tokens: the reward from
+    there to the player's next decision, the state of that next decision, and whether the game is over by then.
 
     Args:
-        ids: int64, tokens.
-        real: bool, False in pads, which are on the right.
-        acts: bool, True where the player wrote the token.
-        reward: the reward that came with the token.
-        done: bool, True at the token after which a game is over.
+        ids: `[…, L]` int64, the tokens.
+        real: `[…, L]` bool, False on padding, which is on the right.
+        acts: `[…, L]` bool, True where the player wrote the token.
+        reward: `[…, L]`, the reward that came with the token.
+        done: `[…, L]` bool, True at the token after which a game is over.
     """
     width = ids.shape[-1]
     place = torch.arange(width, device=ids.device).expand(ids.shape)

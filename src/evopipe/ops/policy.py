@@ -39,10 +39,10 @@ def best_legal(q: Tensor, legal: Tensor | None) -> Tensor:
 
 
 def likeliest(out: Tensor, legal: Tensor | None, continuous: bool) -> Tensor:
-    """Return the mode (the most likely action) of a policy with outputs `[…, A]`.
+    """Return the mode (the most likely action) of a policy with outputs `out` `[…, A]`.
 
-    For continuous actions the mode is the outputs' tanh, `[…, A]`; otherwise it is the index `[…]` of the legal action
-    with the largest output.
+    For continuous actions the mode is the outputs' tanh, `[…, A]`. For discrete actions it is the index `[…]` of the
+    legal action with the largest output.
     """
     return squashed(out) if continuous else best_legal(out, legal)
 
@@ -111,9 +111,11 @@ def ornstein_uhlenbeck(draw: Stream, shape: tuple[int, ...], sd: float, theta: f
     """Draw time-correlated noise `[P, E, A]` of the process x ← (1 − θ) x + sd · N(0, 1); `shape` is (E, A).
 
     There are A numbers for each of the E environments of P members (Uhlenbeck & Ornstein, 1930; Lillicrap et al.,
-    2016). The process is the sum Σ (1 − θ)ᵏ sd · N_{t−k} of its past shocks. The shocks are drawn again from the
-    counter-based generator at every step, so no state is stored between steps. Shocks whose factor (1 − θ)ᵏ is below
-    `REMEMBERED` are left out. An environment's process is not reset between episodes. θ is in (0, 1].
+    2016). θ (`theta`) is in (0, 1]. An environment's process is not reset between episodes.
+
+    The process is the sum Σ (1 − θ)ᵏ sd · N_{t−k} of its past shocks. The shocks are drawn again from the counter-based
+    generator at every step, so no state is stored between steps. Shocks whose factor (1 − θ)ᵏ is below `REMEMBERED` are
+    left out.
     """
     steps = 1 if theta == 1.0 else math.ceil(math.log(REMEMBERED) / math.log1p(-theta))
     shocks = draw.normal_window(steps, shape[0] * shape[1])  # [P, K, E · A]
@@ -124,7 +126,8 @@ def ornstein_uhlenbeck(draw: Stream, shape: tuple[int, ...], sd: float, theta: f
 def noisy(
     action: Tensor, epsilon: Tensor, draw: Stream, sd: float, kind: Noise = "gaussian", theta: float = 1.0
 ) -> Tensor:
-    """Add exploration noise to actions and clip them to [−1, 1], or with probability ε replace them by uniform draws.
+    """Add exploration noise to actions and clip them to [−1, 1], or with probability ε replace an action by a uniform
+    draw.
 
     Args:
         action: `[P, E, A]`, actions of P members in E environments each.
@@ -175,7 +178,7 @@ def proximal(
         advantage: Â.
         value: the current values V.
         old_value: the values when the rollout was collected, which only `clip_value` needs.
-        target: V̂.
+        target: V̂, the targets of the values.
         hp: hyper-parameters `[P]`: `clip` (ε), `vf_coef` (c_v) and `ent_coef` (c_h).
         clip_value: whether the squared error is that of `clipped_value_error`.
     """

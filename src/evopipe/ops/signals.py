@@ -17,10 +17,13 @@ _DORMANT = 0.025  # of a layer's mean activity, from where on a unit counts
 
 
 def means(weight: Tensor, *x: Tensor) -> Tensor:
-    """Return the weighted means `[P, k]` of k quantities, `[P, …]` each, of P members; weights `[P, …]` may have any
-    sum.
+    """Return the weighted means `[P, k]` of k quantities of P members.
 
     A number of weight 0 is left out, even if it is not finite. The mean is NaN for a member whose weights are all 0.
+
+    Args:
+        weight: `[P, …]`, the weights, whose sum may be any number.
+        x: the quantities, `[P, …]` each.
     """
     share = weight.detach().double().flatten(1)[:, None]  # [P, 1, n]
     each = torch.stack([one.detach().double().flatten(1) for one in x], dim=1)  # [P, k, n]
@@ -45,8 +48,8 @@ def deviations(weight: Tensor, *x: Tensor) -> Tensor:
 
 
 def of_rollout(weight: Tensor, value: Tensor, target: Tensor, advantage: Tensor) -> dict[str, Tensor]:
-    """Return metrics `[P]` of a rollout: the explained variance of the values and the standard deviation of the
-    advantages.
+    """Return metrics `[P]` of a rollout by name: the explained variance of the values, and the advantages' standard
+    deviation.
 
     The explained variance is 1 − Var(target − value) / Var(target). It is 1 for perfect values, 0 for a constant, below
     0 for values worse than a constant, and NaN where all targets are equal. All arguments are `[P, n]`, for n steps of
@@ -61,9 +64,10 @@ def dormant(activity: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
     """Return the share `[P]` of each member's hidden units that are dormant.
 
     A unit is dormant if its mean absolute output is at most 0.025 of its layer's mean (Sokar et al., "The dormant
-    neuron phenomenon in deep reinforcement learning", 2023). `activity` holds a pair for each layer: the mean absolute
-    output of every unit, `[P, H]`, and a mask `[P, 1, H]` of the units that each member has, or None if all members
-    have all H.
+    neuron phenomenon in deep reinforcement learning", 2023).
+
+    `activity` holds a pair for each layer: the mean absolute output of every unit, `[P, H]`, and a mask `[P, 1, H]` of
+    the units that each member has. The mask is None if all members have all H units.
     """
     idle, count = [], []
     for size, mask in activity:
@@ -76,10 +80,14 @@ def dormant(activity: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
 
 
 def of_values(weight: Tensor, q: Tensor, q_minus: Tensor) -> dict[str, Tensor]:
-    """Return metrics `[P]` of the values `[P, B]` of the actions taken: their mean, their largest, and the target gap.
+    """Return metrics `[P]` of the values of the actions taken, by name: their mean, their largest, and the target gap.
 
-    The target gap is the mean distance of `q` from `q_minus`, the target network's values `[P, B]`. `weight` `[P, B]`
-    weights the B transitions of P members.
+    The target gap is the mean distance of `q` from `q_minus`.
+
+    Args:
+        weight: `[P, B]`, the weights of B transitions of P members.
+        q: `[P, B]`, the values of the actions taken.
+        q_minus: `[P, B]`, the target network's values of these actions.
     """
     value, gap = means(weight, q, (q - q_minus).abs()).unbind(dim=1)
     return {"losses/q_values": value, "losses/q_values_max": largest(weight, q), "losses/target_gap": gap}
@@ -96,11 +104,14 @@ def agent_names(agents: Sequence[str]) -> list[str]:
 
 
 def of_agents(agents: Sequence[str], weight: Tensor, quantities: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weighted mean `[P]` of each quantity for every agent of a team, under the name
-    `agents/<agent>/<quantity>`.
+    """Return the weighted mean `[P]` of each quantity for every agent of a team, by name: `agents/<agent>/<quantity>`.
 
-    Quantities and weights are `[P, K, …]` for K agents of P members. The mean is NaN for an agent whose weights are all
-    0.
+    The mean is NaN for an agent whose weights are all 0.
+
+    Args:
+        agents: the agents' names.
+        weight: `[P, K, …]`, for K agents of P members.
+        quantities: the quantities by name, `[P, K, …]` each.
     """
     return {
         f"agents/{agent}/{name}": mean(weight[:, place], x[:, place])
@@ -112,17 +123,17 @@ def of_agents(agents: Sequence[str], weight: Tensor, quantities: Mapping[str, Te
 def of_policy(
     weight: Tensor, log_ratio: Tensor, advantage: Tensor, clip: Tensor, entropy: Tensor, error: Tensor
 ) -> dict[str, Tensor]:  # fmt: skip
-    """Return metrics `[P]` of a clipped policy gradient: losses, entropy, divergence and clipped share (Schulman et
-    al., 2017).
+    """Return metrics `[P]` of a clipped policy gradient by name: losses, entropy, divergence and clipped share.
 
     The divergence from the old policy is estimated by ρ − 1 − log ρ (Schulman, "Approximating KL divergence", 2020).
+    The clipped share is that of steps whose ratio ρ is outside [1 − ε, 1 + ε] (Schulman et al., 2017).
 
     Args:
         weight: `[P, n]`, weights of n steps of P members.
         log_ratio: `[P, n]`, log ρ = log π − log π_old, where π_old collected the rollout.
         advantage: `[P, n]`, as the loss uses it.
         clip: `[P]`, ε.
-        entropy: `[P, n]`.
+        entropy: `[P, n]`, the entropy of the policy.
         error: `[P, n]`, the squared error of values, as the loss uses it.
     """
     log_ratio = log_ratio.detach().double()

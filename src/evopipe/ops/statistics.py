@@ -89,8 +89,12 @@ def summary(
 ) -> dict[str, Any]:
     """Return a summary of a member's n evaluation episodes by name: statistics of the returns, and the mean length.
 
-    `returns` and `lengths` are `[n]`. `interval` is the 95 % bootstrap interval of the mean return, from this many
-    `resamples`; `iqm` is the interquartile mean.
+    Among the names, `interval` is the 95 % bootstrap interval of the mean return, and `iqm` the interquartile mean.
+
+    Args:
+        returns, lengths: `[n]`, the undiscounted returns and the lengths of the episodes.
+        resamples: the number of bootstrap samples.
+        rng: draws the bootstrap samples.
     """
     return {
         "mean": float(returns.mean()),

@@ -30,9 +30,13 @@ def q_target(
     """Return the one-step target r + γ Q_target(s′, argmax_a Q_selector(s′, a)), `[…]`.
 
     With the online network's values as selector, this is double Q-learning (van Hasselt, Guez & Silver, 2016, eq. 4);
-    with the target network's values, plain Q-learning (Mnih et al., 2015). `discount_t` is γ, and 0 where the episode
-    terminated. Values and `legal_t` are `[…, A]`, `r_t` and `discount_t` `[…]`; `legal_t` is None if all actions are
-    legal.
+    with the target network's values, plain Q-learning (Mnih et al., 2015).
+
+    Args:
+        r_t: `[…]`, the rewards r.
+        discount_t: `[…]`, γ, and 0 where the episode terminated.
+        q_target_t, q_selector_t: `[…, A]`, the values Q_target and Q_selector of the next state.
+        legal_t: `[…, A]` bool, the legal actions in the next state; None if all are legal.
     """
     return torch.addcmul(r_t, discount_t, pick(q_target_t, masked_argmax(q_selector_t, legal_t)))
 
@@ -48,10 +52,13 @@ def regression_loss(value: Tensor, target: Tensor, huber: bool) -> Tensor:
 
 
 def twin_loss(errors: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the weighted loss of two critics, Σ w (e₁² + e₂²) `[P]`, and each transition's mean |e| `[P, B]`.
+    """Return the weighted loss of two critics, Σ w (e₁² + e₂²) `[P]`, and the mean |e| of the two errors `[P, B]`.
 
-    `errors` are `[P, 2, B]` (P members, B transitions), `weight` is `[P, B]`. The mean |e|, which serves as priority,
-    has no gradient.
+    The mean |e| serves as priority, and has no gradient.
+
+    Args:
+        errors: `[P, 2, B]`, the errors e₁ and e₂ of the critics, for B transitions of P members.
+        weight: `[P, B]`, the weight w of each transition.
     """
     return (weight[:, None] * errors.square()).sum(dim=(1, 2)), errors.detach().abs().mean(dim=1)
 
@@ -77,10 +84,15 @@ def clipped_value_error(value: Tensor, old: Tensor, target: Tensor, clip: Tensor
 
 
 def project(z: Tensor, r_t: Tensor, discount_t: Tensor, probabilities_t: Tensor) -> Tensor:
-    """Project the distribution of r + γ z onto the evenly spaced atoms z `[K]`, and return its probabilities `[…, K]`.
+    """Project the distribution of r + γ z onto evenly spaced atoms, and return its probabilities `[…, K]`.
 
-    The sum of the probabilities is kept (Bellemare, Dabney & Munos, 2017, algorithm 1). `r_t` and `discount_t` (γ) are
-    `[…]`, `probabilities_t` are `[…, K]`.
+    The sum of the probabilities is kept (Bellemare, Dabney & Munos, 2017, algorithm 1).
+
+    Args:
+        z: `[K]`, the atoms.
+        r_t: `[…]`, the rewards r.
+        discount_t: `[…]`, γ.
+        probabilities_t: `[…, K]`, the probabilities of the atoms z in the next state.
     """
     low, high, atoms = z[0], z[-1], len(z)
     apart = (high - low) / (atoms - 1)
@@ -99,8 +111,10 @@ def project(z: Tensor, r_t: Tensor, discount_t: Tensor, probabilities_t: Tensor)
 def conservative_gap(q: Tensor, action: Tensor, legal: Tensor | None = None) -> Tensor:
     """Return CQL's penalty log Σ exp Q(s, ·) − Q(s, a) for the dataset's actions a, `[…]` (Kumar et al., 2020, eq. 4).
 
-    Values are `[…, A]`, actions int64 `[…]`. The sum is over the legal actions, bool `[…, A]`; `legal` is None if all
-    are.
+    Args:
+        q: `[…, A]`, the values of all actions.
+        action: `[…]` int64, the dataset's actions.
+        legal: `[…, A]` bool, the actions over which the sum goes; None for all.
     """
     return torch.logsumexp(_of_legal(q, legal), dim=-1) - pick(q, action)
 
@@ -117,12 +131,19 @@ def expectile_loss(error: Tensor, tau: Tensor | float) -> Tensor:
 def gae(
     reward: Tensor, value: Tensor, next_value: Tensor, terminated: Tensor, cut: Tensor, gamma: Tensor, lam: Tensor
 ) -> Tensor:
-    """Return generalised advantage estimates, `[P, T, E]`: P members, T time steps, E environments (Schulman et al.,
-    2016, eq. 16).
+    """Return generalised advantage estimates, `[P, T, E]` (Schulman et al., 2016, eq. 16).
 
-    δ_t = r_t + γ (1 − terminated_t) V(s_{t+1}) − V(s_t), Â_t = δ_t + γ λ (1 − cut_t) Â_{t+1}. `next_value` is V of the
-    true observation after the step, also where the episode ended there. `cut` is True at the last step of an episode,
-    be it terminated or truncated. `gamma` and `lam` (λ) are `[P]`.
+    δ_t = r_t + γ (1 − terminated_t) V(s_{t+1}) − V(s_t), Â_t = δ_t + γ λ (1 − cut_t) Â_{t+1}. All tensors are `[P, T,
+    E]` (P members, T time steps, E environments), except γ and λ.
+
+    Args:
+        reward: r.
+        value: V of the observation before the step.
+        next_value: V of the true observation after the step, also where the episode ended there.
+        terminated: whether the step terminated the episode.
+        cut: True at the last step of an episode, be it terminated or truncated.
+        gamma: `[P]`, γ.
+        lam: `[P]`, λ.
     """
     gamma = gamma[:, None, None]
     delta = reward + gamma * ~terminated * next_value - value

@@ -161,7 +161,8 @@ class Policy:
         return self._like(obs, single, found(self._cfg, self._cohort.state, batch, legal, before)[0])
 
     def q_values(self, obs: Any, action: Any = None) -> Any:
-        """Return the action values Q(s, a), NumPy or torch, as `obs` is. With twin critics, it is the smaller value.
+        """Return the action values Q(s, a), NumPy or torch, as `obs` is. Of twin critics, the smaller value is
+        returned.
 
         Args:
             obs: as in `act`.
@@ -311,7 +312,7 @@ class Policy:
         return array[0] if single else array
 
     def on_rows(self) -> Policy:
-        """Return a copy of the policy whose observations are flat float32 rows `[n, O]`, as `EnvPool.obs` holds
+        """Return a copy of the policy that takes flat observations: float32 rows `[n, O]`, as `EnvPool.obs` holds
         them."""
         policy = copy(self)
         policy.observation_space = ObservationSpace.vector(self.observations)
@@ -327,7 +328,10 @@ class Policy:
         return _Greedy(self._algo, self._cfg, self._cohort, self.action_space)
 
     def modules(self) -> dict[str, tuple[torch.nn.Module, int]]:
-        """Return the modules to export as `torch.export` programs: file name → (module, width of its observations)."""
+        """Return the modules to export as `torch.export` programs, as a dict: file name → (module, O).
+
+        O is the width of the module's flat observations.
+        """
         return {PROGRAM: (self.module(), self.observations)}
 
     def misfit(self, env: Any) -> str | None:
@@ -343,8 +347,9 @@ class Policy:
         return unlike(has, wanted)
 
     def episode(self, env: Any, explained: Explained, begun: tuple[Any, Any], limit: int) -> Iterator[Moment]:
-        """Play one greedy episode of at most `limit` steps; after each step, yield its reward and whether it
-        terminated.
+        """Play one greedy episode of at most `limit` steps.
+
+        After each step, yield a pair: the reward, and whether the episode terminated.
 
         Args:
             env: the environment, which has been reset.
@@ -404,10 +409,14 @@ class Policy:
 
 
 def unlike(has: str, wanted: str) -> str | None:
-    """Return why a policy cannot act in an environment, if the descriptions of their spaces differ; else None.
+    """Return why a policy cannot act in an environment whose spaces or agents differ from its own; None if they are
+    equal.
 
-    `has` describes the environment's spaces, `wanted` the policy's. The reason is a phrase that can follow the
-    environment's name in a sentence.
+    The reason is a phrase that can follow the environment's name in a sentence.
+
+    Args:
+        has: a phrase that describes what the environment has, such as its spaces.
+        wanted: the same phrase for what the policy needs.
     """
     if has == wanted:
         return None
@@ -445,9 +454,9 @@ class _Greedy(torch.nn.Module):
 
 
 def hold_bounds(module: torch.nn.Module, space: ActionSpace) -> None:
-    """Register the constants of an action space as buffers of a module, for `own_actions`.
+    """Register the constants of an action space as buffers of a module, where `own_actions` reads them.
 
-    They are the bounds of continuous actions, or the first values of multi-discrete choices.
+    The constants are the bounds of continuous actions, or the first values of multi-discrete choices.
     """
     if space.bounds is not None:
         for name, bound in zip(("low", "high"), space.bounds, strict=True):
@@ -461,7 +470,11 @@ def own_actions(module: Any, space: ActionSpace, actions: torch.Tensor) -> torch
     can trace.
 
     Continuous actions are scaled from [−1, 1] to the bounds; discrete actions are shifted by the space's first value.
-    `module` holds the buffers that `hold_bounds` registered.
+
+    Args:
+        module: the module that holds the buffers which `hold_bounds` registered.
+        space: the environment's action space.
+        actions: the policy's actions.
     """
     if space.kind == "discrete":
         return actions + space.start
@@ -474,8 +487,10 @@ def own_actions(module: Any, space: ActionSpace, actions: torch.Tensor) -> torch
 
 
 def online_networks(algo: Algorithm, widths: Mapping[str, Widths]) -> dict[str, str]:
-    """Return the networks that gradients train, as name → name in `Member.tensors`. Target networks are not among
-    them."""
+    """Return the names of the networks that gradients train, as a dict: network → its name in `Member.tensors`.
+
+    Target networks are not among them. `widths` holds the input and output width of every network by name.
+    """
     return {
         network: name
         for f in dataclasses.fields(algo.State)
@@ -486,15 +501,24 @@ def online_networks(algo: Algorithm, widths: Mapping[str, Widths]) -> dict[str, 
 
 
 def other_networks(algo: Algorithm, widths: Mapping[str, Widths]) -> dict[str, str]:
-    """Return the trained networks that acting does not need, such as critics, as name → name in `Member.tensors`."""
+    """Return the names of the trained networks that acting does not need, such as critics.
+
+    The result is a dict: network → its name in `Member.tensors`. `widths` holds the input and output width of every
+    network by name.
+    """
     acting = acting_networks(algo.POLICY, widths)
     return {network: name for network, name in online_networks(algo, widths).items() if network not in acting}
 
 
 def rows_for_acting(algo: Algorithm, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the tensors that acting needs beside networks, by name.
+    """Return the tensors that acting needs in addition to the networks, by name.
 
-    They are those of the observation normaliser, if the member has one, and those in the algorithm's `ACTS_WITH`.
+    They are the tensors of the observation normaliser, if the member has one, and those named in the algorithm's
+    `ACTS_WITH`.
+
+    Args:
+        algo: the algorithm.
+        tensors: all tensors of the member, by name.
     """
     seen = SHOWN if set(SHOWN) <= set(tensors) else ()
     return {name: tensors[name] for name in (*seen, *algo.ACTS_WITH)}
@@ -503,7 +527,8 @@ def rows_for_acting(algo: Algorithm, tensors: Mapping[str, torch.Tensor]) -> dic
 def for_acting(algo: Algorithm, member: Member, widths: Mapping[str, Widths]) -> Member:
     """Return a copy of the member that keeps only the tensors of trained networks and those that acting needs.
 
-    All other tensors of the algorithm's state are zeros.
+    All other tensors of the algorithm's state are zeros. `widths` holds the input and output width of every network by
+    name.
     """
     online, tensors = {*online_networks(algo, widths).values()}, rows_for_acting(algo, member.tensors)
     for name, (kind, network) in tensor_kinds(algo.State, widths).items():

@@ -14,7 +14,10 @@ from evopipe.policies.policy import Policy, TeamPolicy, numpy_files
 
 
 def card(policy: Policy | TeamPolicy, episodes: int) -> str:
-    """Return the model card of a policy as Markdown. Its score comes from this many held-out `episodes`."""
+    """Return the model card of a policy as Markdown.
+
+    `episodes` is the number of held-out episodes from which the policy's score comes.
+    """
     return render(
         "card.md.j2",
         about=policy.about,

@@ -34,24 +34,34 @@ _RATE = 30  # frames a second; viewers slow down what is too fast for them
 
 @dataclass
 class FilmFrames:
-    """A collector of frames for an animation: at most `width` pixels wide, at most 30 a second, and at most `most` in
-    all.
+    """A collector of frames for an animation, which keeps evenly spaced frames if there are too many.
 
-    If there are more frames, evenly spaced ones are kept. With `colours`, images are reduced to a palette of this size.
+    At most 30 frames per second are kept.
+
+    Attributes:
+        width: the largest width in pixels; wider frames are scaled down.
+        most: the largest number of kept images.
+        colours: the number of colours to which images are reduced; None for all colours.
+        images: the kept images.
+        fps: the number of frames per second of the original.
+        shown: the number of frames so far, kept or not.
+        every: the distance between two kept frames: 2 if every second frame is kept.
     """
 
     width: int
     most: float = math.inf
     colours: int | None = None
-    images: list[Image.Image] = field(default_factory=list)  # every `every`-th of the `shown` frames
-    fps: int = _RATE  # of what was shown
+    images: list[Image.Image] = field(default_factory=list)
+    fps: int = _RATE
     shown: int = 0
     every: int = 1
 
     @contextlib.contextmanager
     def begin(self, fps: int) -> Iterator[Show]:
-        """Begin to collect at this number of frames per second; yield the function to call with each frame
-        `[H, W, 3]`."""
+        """Begin to collect an animation; yield the function to call with each frame, `[H, W, 3]` uint8.
+
+        `fps` is the number of frames per second.
+        """
         self.fps, self.every = fps, math.ceil(fps / _RATE)
         yield self._show
 
@@ -99,7 +109,8 @@ def animate(images: Sequence[Image.Image], kind: str, gap: float, unit: int, res
 def gif(path: Path, fps: int) -> Iterator[Show]:
     """Write an animated GIF, at most 400 pixels wide, at the end of the `with` block.
 
-    The context manager yields a function, which must be called with each frame `[H, W, 3]` uint8.
+    The context manager yields a function, which must be called with each frame `[H, W, 3]` uint8. `fps` is the number
+    of frames per second.
 
     Raises:
         DiskError: the file cannot be written.
@@ -114,7 +125,8 @@ def gif(path: Path, fps: int) -> Iterator[Show]:
 def mp4(path: Path, fps: int) -> Iterator[Show]:
     """Write an H.264 film with every frame in full size, at the end of the `with` block.
 
-    The context manager yields a function, which must be called with each frame `[H, W, 3]` uint8.
+    The context manager yields a function, which must be called with each frame `[H, W, 3]` uint8. `fps` is the number
+    of frames per second.
 
     Raises:
         UsageError: the extra `video` is not installed.

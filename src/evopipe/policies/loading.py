@@ -23,7 +23,7 @@ def load(
 
     Args:
         path: the folder.
-        member: the number of a trained member, as in `reports/members.json`; None for a policy's folder.
+        member: the number of a trained member, as in `reports/members.json`; None if the folder is that of one policy.
         trust: whether to import the module of a user-defined network (`network.module`), if the folder names one.
 
     Raises:

@@ -47,8 +47,8 @@ class Policy:
     def act(self, obs: Any, mask: Any = None) -> Any:
         """Return the greedy actions for one observation `[O]` or a batch `[B, O]`, in the environment's own values.
 
-        Actions are int64, or float32 for a Box. `mask`, `[A]` or `[B, A]`, says which actions are legal; None if all
-        are.
+        Actions are int64, or float32 for a `Box` action space. `mask`, `[A]` or `[B, A]`, says which actions are legal;
+        None if all are.
 
         Raises:
             ValueError: a shape does not fit, or no action is legal.
@@ -83,7 +83,7 @@ class Policy:
     def outputs(self, obs: Any) -> Any:
         """Return the outputs of the network, one for each action: `[A]` for one observation or `[B, A]` for a batch.
 
-        They are action values, logits, or the means of a Box's numbers.
+        The outputs are action values, logits, or the means of a `Box` action's numbers.
 
         Raises:
             ValueError: `obs` has another shape.

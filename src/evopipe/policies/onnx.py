@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -41,7 +41,7 @@ def write(source: str | Path, folder: Path, trust: bool = False) -> list[Path]:
     """
     for package in ("onnx", "onnxscript"):
         need_package(package, "onnx", "an ONNX program")
-    policy = load(source, trust=trust)
+    policy: Any = load(source, trust=trust)
     modules = getattr(policy, "modules", None)
     if modules is None:
         raise UsageError(f"{source} is a language model: only policies of environments become ONNX programs")
@@ -71,9 +71,8 @@ def _program(module: torch.nn.Module, observations: int, memory: int) -> bytes:
         program.model.graph.outputs, ("action", "memory_after" if memory else "values"), strict=False
     ):
         output.name = name
-    stream = io.BytesIO()
-    program.save(stream)
-    return stream.getvalue()
+    found: bytes = program.model_proto.SerializeToString()
+    return found
 
 
 @contextmanager

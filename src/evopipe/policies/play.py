@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Actor(Protocol):
-    """Protocol of a policy that can be played in environments; `acting.Policy` documents the methods."""
+    """Protocol of a policy that can be played in environments; `acting.Policy` documents the methods.
+
+    Attributes:
+        about: the content of the policy's `policy.json`.
+    """
 
     about: dict[str, Any]
 
@@ -64,7 +68,13 @@ class _Playback:
 
 @dataclass(frozen=True)
 class Score:
-    """The outcome of one watched episode: its seed, undiscounted return, and length in steps."""
+    """The outcome of one watched episode.
+
+    Attributes:
+        seed: the seed of the episode.
+        total: the undiscounted return.
+        steps: the number of steps.
+    """
 
     seed: int
     total: float
@@ -112,8 +122,13 @@ def evaluate(
 def play(policy: Actor, seed: int = 0, max_steps: int | None = None, trust: bool = False) -> _Playback:
     """Play one greedy episode in the policy's own environment, and return its frames and rewards. No display is needed.
 
-    There is a frame of the first state and of the state after each step. `max_steps` limits the episode; None means the
-    environment's own limit, or `LIMIT`. For `trust` and its errors see `environment_of`.
+    There is a frame of the first state and of the state after each step.
+
+    Args:
+        policy: the policy, for one agent or a team.
+        seed: the seed of the episode.
+        max_steps: the most steps; None for the environment's own limit, or `LIMIT`.
+        trust: see `environment_of`, which also documents the errors that it causes.
 
     Raises:
         ParamsError: the environment is unknown or its package is not installed.

@@ -118,10 +118,10 @@ def _export(module: torch.nn.Module, observations: int, memory: int) -> bytes:
 
 
 def numpy_files(policy: Policy | TeamPolicy) -> tuple[dict[str, bytes], str]:
-    """Return the files by which a policy acts without torch and evopipe, as (name → bytes, reason).
+    """Return the files by which a policy acts without torch and evopipe, as a pair: a dict name → bytes, and a reason.
 
-    The files are `policy.npz` and the module `policies.numpy_policy`; the reason is empty then. If the policy is not a
-    plain perceptron with one output for each action, there are no files, and the reason says why.
+    The files are `policy.npz` and the module `policies.numpy_policy`; the reason is then empty. If the policy is not a
+    plain perceptron with one output for each action, the dict is empty, and the reason says why.
     """
     try:
         data = dump_arrays(policy.arrays())
@@ -131,17 +131,22 @@ def numpy_files(policy: Policy | TeamPolicy) -> tuple[dict[str, bytes], str]:
 
 
 def load(path: str | Path, member: int | None = None, trust: bool = False) -> Policy | TeamPolicy:
-    """Load the policy in a folder, or one of the trained members; arguments and errors are those of `loading.load`."""
+    """Load the policy in a folder, or one of the trained members. Arguments and errors are those of `loading.load`."""
     if member is not None:
         return trained(path, member, trust)[0]
     folder = Path(path)
     files = read_folder(folder, only=(POLICY, TENSORS))
     about = parse_json(files[POLICY], str(folder / POLICY))
-    tensors = load_tensors(files[TENSORS], str(folder / TENSORS))
+    return described(about, load_tensors(files[TENSORS], str(folder / TENSORS)), folder / POLICY, trust)
+
+
+def described(about: Any, tensors: Mapping[str, torch.Tensor], where: Path, trust: bool = False) -> Policy | TeamPolicy:
+    """Return the policy of a description and its tensors, as a policy's folder has them in two files; errors are those
+    of `loading.load`, and begin with `where`."""
     if not isinstance(about, dict) or about.get("format") != FORMAT:
         found = about.get("format") if isinstance(about, dict) else None
-        raise DataError(f"{folder / POLICY}: format {found!r:.40} is not known to this version of evopipe")
-    with _fitting(folder):
+        raise DataError(f"{where}: format {found!r:.40} is not known to this version of evopipe")
+    with _fitting(where.parent if where.name == POLICY else where):
         stored, algo, cfg, spaces = _read(about)
         arch, widths = _known(read_architecture(stored.arch), trust), algo.networks(cfg, spaces)
         rows = {name: _flat(arch, widths[name], tensors) for name in acting_networks(algo.POLICY, widths)}
@@ -164,8 +169,8 @@ def _known(arch: Architecture, trust: bool) -> Architecture:
 def trained(path: str | Path, member: int | None = None, trust: bool = False) -> list[Policy | TeamPolicy]:
     """Load the trained members in a folder such as `models/trained` as policies, in the order of their slots (numbers).
 
-    With `member`, only that one is loaded. The elite, which the folder stores after the members, is left out. Arguments
-    and errors are those of `loading.load`.
+    If `member` is given, only the member of that number is loaded. The elite, which the folder stores after the
+    members, is left out. Arguments and errors are those of `loading.load`.
     """
     folder = Path(path)
     members, about = read_members(folder, {}, "train it again")
@@ -183,7 +188,9 @@ def trained(path: str | Path, member: int | None = None, trust: bool = False) ->
 def of_member(member: Member, described: Mapping[str, Any]) -> Policy | TeamPolicy:
     """Return a policy of a member that may still be in training, with all its networks.
 
-    `described` holds the algorithm, its configuration and the spaces, in the form of `policy.json`.
+    Args:
+        member: the member.
+        described: the algorithm, its configuration and the spaces, in the form of `policy.json`.
 
     Raises:
         ValueError: the member's tensors do not fit the description.

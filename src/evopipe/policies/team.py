@@ -78,7 +78,8 @@ class TeamPolicy:
 
     def step(self, obs: Mapping[Any, Any], memory: Any = None, mask: Mapping[Any, Any] | None = None,
              epsilon: float = 0.0, seed: int = 0) -> tuple[dict[Any, Any], Any]:  # fmt: skip
-        """Return every agent's action, as `act` does, and the new recurrent state, float32 `[B, K, memory]`.
+        """Return every agent's action, as `act` does, and the new recurrent state, float32 `[B, K, memory]`: B
+        observations of K agents.
 
         `memory` is the recurrent state that the previous step of these episodes returned; None at the beginning. The
         state of an absent agent becomes zeros.
@@ -108,7 +109,7 @@ class TeamPolicy:
         """Return the team's score of one step: the sum of its agents' rewards, divided by K if the configured `score`
         is `mean`.
 
-        `rewards` are those of the agents that took the step; K counts all agents.
+        `rewards` are the rewards of the agents that took the step; K is the number of all agents.
         """
         return sum(rewards) / (len(self.agents) if self._cfg.score == "mean" else 1)
 
@@ -156,7 +157,7 @@ class TeamPolicy:
         return {key: each[0] if single else each for key, each in own.items()}
 
     def modules(self) -> dict[str, tuple[torch.nn.Module, int]]:
-        """Return the modules to export as programs, one for each agent; see `acting.Policy.modules`."""
+        """Return the modules to export as `torch.export` programs, one for each agent; see `acting.Policy.modules`."""
         named = zip(program_files(self.team.agents).values(), self.team.observations, strict=True)
         return {file: (self.module(place), space.size) for place, (file, space) in enumerate(named)}
 
@@ -165,20 +166,21 @@ class TeamPolicy:
         raise ValueError("it is a team's")
 
     def on_rows(self) -> NoReturn:
-        """Raise UsageError, because datasets are of one agent; see `acting.Policy.on_rows`."""
+        """Raise UsageError, because flat rows of observations come from datasets, which are of one agent; see
+        `acting.Policy.on_rows`."""
         raise UsageError("is a team, and datasets are of one agent")
 
     def misfit(self, env: Any) -> str | None:
-        """Return why the team cannot act in an environment, None if it can; see `acting.Policy.misfit`."""
+        """Return why the team cannot act in an environment; None if it can. See `acting.Policy.misfit`."""
         if not isinstance(env, TeamEnv):
             return "is for one agent, the policy is not; play it where it was trained"
         return unlike(f"the agents {_listed(TeamSpace.of(env))}", f"the agents {_listed(self.team)}")
 
     def episode(self, env: TeamEnv, explained: Explained, begun: tuple[Any, Any], limit: int) -> Iterator[Moment]:
-        """Play one greedy episode; after each step, yield the team's score of it, and whether all agents that acted
-        terminated.
+        """Play one greedy episode of at most `limit` steps.
 
-        The arguments are those of `acting.Policy.episode`.
+        After each step, yield a pair: the team's score of the step (see `score`), and whether all agents that acted
+        terminated. The arguments are those of `acting.Policy.episode`.
         """
         (obs, info), memory, alive = begun, None, list(env.agents)
         for _ in range(limit):
@@ -225,7 +227,7 @@ class TeamPolicy:
         return self._cohort.normalised(rows, there), found.single, legal, before.flatten(0, 1)[None]
 
     def module(self, place: int) -> torch.nn.Module:
-        """Return the greedy policy of the agent number `place` as a `torch.nn.Module`: its obs `[B, O]` → its own
+        """Return the greedy policy of the agent number `place` as a `torch.nn.Module`: B observations `[B, O]` →
         actions.
 
         If the policy is recurrent, the module maps (obs, memory `[B, memory]`) to (actions, new memory); memory, the

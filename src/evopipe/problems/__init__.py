@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def part_of(params: AnyParams, stage: str = "") -> Any:
-    """Import and return the module of `problems` for this kind of members (environments or text), or its part for a
-    stage."""
+    """Import and return the module of `problems` for this kind of members, environments or text; if `stage` is given,
+    return the module of that stage for this kind."""
     return import_module(f"{__name__}.{params.part(stage)}")
 
 

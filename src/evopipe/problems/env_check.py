@@ -23,8 +23,8 @@ def check(params: Params) -> None:
 
     Raises:
         ParamsError: the environment is unknown, the algorithm does not support its spaces, or a user's own network
-            cannot be used; or the environment masks actions, but they are continuous, or the run learns from a dataset,
-            which has no masks.
+            cannot be used. Or the environment has action masks, but its actions are continuous, or the run learns from
+            a dataset, which has no masks.
         EnvironmentFailed: the environment could not be made or reset.
     """
     name, cfg = params.train.algo, params.env

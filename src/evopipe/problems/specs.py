@@ -19,7 +19,8 @@ from evopipe.types import Spaces
 
 
 def make_spec(params: Params, device: torch.device | None = None, spaces: Spaces | None = None) -> EnvSpec:
-    """Return the configuration of a run in an environment. If `spaces` is None, the environment is made to read them.
+    """Return the configuration of a run in an environment. If `spaces` is None, the environment is made once to read
+    its spaces.
 
     Raises:
         ParamsError: see `spaces_of`.

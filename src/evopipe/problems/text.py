@@ -129,9 +129,15 @@ def completer_of(spec: TextSpec, folder: Path, episodes: int) -> tuple[Completer
 def held_out_of(spec: TextSpec, folder: Path, episodes: int, of: tuple[Completer, np.ndarray] | None = None) -> HeldOut:
     """Return the object that scores members in the final evaluation: by games, or by rows that were not trained on.
 
-    `of` is the result of `completer_of`, if it was called before. Besides the scores, the evaluation reports which
-    games were `won`, the score by the task itself (`task`) where a reward model gives the rewards, or the algorithm's
-    own statistics.
+    The evaluation's results also have figures by name in `more`. For games, the figures say which games were `won`; for
+    rewards from a reward model, the score by the task itself (`task`); for algorithms that learn from rows, their own
+    statistics.
+
+    Args:
+        spec: the configuration.
+        folder: the project's folder.
+        episodes: the number of rows.
+        of: the result of `completer_of`; None to call that function. The evaluation of games does not need it.
     """
     if form_of(spec.algo) == "games":
 

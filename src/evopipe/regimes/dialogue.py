@@ -39,14 +39,21 @@ Judge = Callable[[Sequence[Mapping[str, Any]], Sequence[str]], tuple[np.ndarray,
 
 @dataclass(frozen=True)
 class Completer:
-    """Generator of completions: it lets members complete prompts of the dataset, and computes the rewards by
-    `judge`."""
+    """Generator of completions: it lets members complete prompts of the dataset, and computes the rewards.
+
+    Attributes:
+        spec: the run's configuration.
+        corpus: the dataset, as tokens.
+        judge: computes the rewards of completions, see `Judge`.
+        engine: the vLLM engine that generates; None if torch does.
+        truth: computes the task's own score, which is only reported, if a reward model is the `judge`; else None.
+    """
 
     spec: TextSpec
     corpus: Corpus
     judge: Judge
     engine: VLLMEngine | None = None
-    truth: Judge | None = None  # the task's own score, where a reward model stands in its place: only told
+    truth: Judge | None = None
 
     def write(self, cohort: Cohort, index: Rows, group: int, how: Sampling, when: int) -> tuple[Text, Written]:
         """Let every member of a cohort write `group` completions of each of some prompts.
@@ -54,7 +61,7 @@ class Completer:
         Return the prompts with their completions as a `Text` to learn from, and the completions as generated.
 
         Args:
-            cohort: the members.
+            cohort: members that are computed as one batch.
             index: the prompts, as row numbers of the dataset.
             group: the number of completions of each prompt.
             how: how tokens are sampled.
@@ -88,12 +95,18 @@ class Completer:
         return text, written
 
     def reward(self, written: Written, index: Rows, group: int, judge: Judge | None = None) -> tuple[Tensor, int]:
-        """Return the rewards `[P, R]` float32 of P members' R completions each, and the number of rewards that failed
-        and are 0.
+        """Return the rewards `[P, R]` float32 of completions, and the number of rewards that could not be computed and
+        are 0.
 
-        `judge` replaces the run's own. Each call of the judge gets the completions of one member, so that the rewards
-        of a member do not depend on other members. If there are several processes, only one calls the judge and sends
-        the others the result, because a judge may not be deterministic.
+        Each call of the judge gets the completions of one member, so that the rewards of a member do not depend on
+        other members. If there are several processes, only one calls the judge and sends the others the result, because
+        a judge may not be deterministic.
+
+        Args:
+            written: R completions of each of P members.
+            index: their prompts, as row numbers of the dataset.
+            group: the number of completions of each prompt.
+            judge: computes the rewards in place of the completer's own judge; None for that.
         """
         told, together = written.log_prob.new_zeros(len(written.ids), written.ids.shape[1] + 1), self.spec.base.together
         if together.leads:
@@ -104,17 +117,26 @@ class Completer:
         return told[:, :-1].contiguous(), int(told[:, -1].sum())
 
     def stop(self, prompts: int) -> Stops:
-        """Return the configured texts that end a completion, once for each of `prompts` prompts; empty if none is
-        configured."""
+        """Return the configured texts that end a completion, once for each of `prompts` prompts.
+
+        The result is empty if no such text is configured.
+        """
         return [self.spec.language.stop] * prompts if self.spec.language.stop else ()
 
     def texts(self, written: Written, prompts: int) -> list[list[str]]:
-        """Return every member's completions of `prompts` prompts as texts, one list per member."""
+        """Return every member's completions as texts, one list per member.
+
+        `written` holds the completions as generated, and `prompts` is the number of prompts.
+        """
         return texts(self.spec.base, written, self.stop(len(written.ids) * prompts))
 
     def evaluate(self, cohorts: Sequence[Cohort], index: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """Score members by the rewards of their greedy completions of some prompts; `index` are row numbers of the
-        dataset.
+        """Score members by the rewards of their greedy completions of some prompts.
+
+        Args:
+            cohorts: the members, in groups that are computed as one batch.
+            index: the prompts, as row numbers of the dataset.
+            stopped: returns whether the evaluation is to stop.
 
         Raises:
             Stopped: `stopped` returned True.
@@ -140,6 +162,18 @@ class Dialogue:
     """The regime (see `run.regime.Regime`) of algorithms that learn from rewarded completions of prompts, such as GRPO.
 
     A tick of this regime is one round: every member writes completions, which are rewarded, and learns from them.
+
+    Args:
+        spec: the run's configuration.
+        clock: the run's clock, which counts ticks.
+        corpus: the dataset, as tokens.
+        judge: computes the rewards of completions.
+        truth: computes a second score, which is only reported; None for none.
+        most: the reward of a completely right completion, whose share is reported as `accuracy`; None for none.
+
+    Attributes:
+        threshold: None, because no return counts as solved.
+        remarks: empty, because there are no warnings for the user.
     """
 
     warm = 0
@@ -155,8 +189,6 @@ class Dialogue:
         truth: Judge | None = None,
         most: float | None = None,
     ) -> None:
-        """`truth` is a second score that is only reported. `most` is the reward of a completely right completion; the
-        share of these is reported as `accuracy`."""
         self.spec, self.clock, self.whole, self.most = spec, clock, True, most
         self.completer = Completer(spec, corpus, judge, _engine_of(spec, clock.members), truth)
         self.cohorts: Sequence[Cohort] = []
@@ -186,7 +218,8 @@ class Dialogue:
         return self._probe.diagnostics.told(slots)
 
     def advance(self, most: int = 1) -> None:
-        """Take one tick: every member writes a round of completions, and learns from their rewards."""
+        """Take one tick: every member writes a round of completions, and learns from their rewards. `most` has no
+        effect."""
         self.whole = False
         rewarded = [self._round(cohort) for cohort in self.cohorts]
         self.clock.count(rewarded=any(rewarded))
@@ -294,7 +327,11 @@ class _Played:
 
 
 def redraws_of(spec: TextSpec) -> int:
-    """Return how many times a round draws new completions for groups whose rewards are all equal; see `algos.grpo`."""
+    """Return how many times a round may replace completions whose rewards are all equal.
+
+    Such a group of completions of one prompt teaches nothing, and is replaced by one of another prompt; see
+    `algos.grpo`.
+    """
     return int(getattr(spec.algo_config, "redraws", 0))
 
 
@@ -332,8 +369,10 @@ def _wider(x: Any, prompt: int, width: int, pad: int) -> Any:
 def of_round(reward: Tensor, group: int, every: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return metrics `[P]` of a round by name: return, length, entropy, spread of rewards within groups, and others.
 
-    `reward` `[P, R]` holds the rewards of P members' R completions each, in groups of `group` adjacent completions of
-    one prompt. `every` holds means `[P]` of the round that are known already.
+    Args:
+        reward: `[P, R]`, the rewards of P members' R completions each.
+        group: the number of adjacent completions of one prompt.
+        every: means `[P]` of the round that are known already, by name.
     """
     apart = reward.double().unflatten(1, (-1, group)).std(dim=2, correction=0)  # [P, groups]
     found = {
@@ -350,7 +389,7 @@ def of_round(reward: Tensor, group: int, every: Mapping[str, Tensor]) -> dict[st
 def scored_anew(spec: TextSpec, cohort: Cohort, text: Text) -> Text:
     """Return a text with the log-probabilities of its tokens under the members' present weights.
 
-    It is needed where other weights or another program generated the text.
+    The text's own log-probabilities differ from these if older weights or another program generated it.
     """
     with torch.no_grad():
         now = score(getattr(cohort.state, spec.algo.POLICY).frozen, text)
@@ -360,9 +399,9 @@ def scored_anew(spec: TextSpec, cohort: Cohort, text: Text) -> Text:
 def corrected(spec: TextSpec, cohort: Cohort, text: Text, drawn: Tensor | None, probe: Probe) -> tuple[Text, Tensor]:
     """Correct the advantages of tokens that older weights or another engine generated, by importance weights.
 
-    Return the text with advantages times importance weights, and the drift `[P]`: each member's largest difference of a
-    token's log-probability. Only the policy term of the loss is corrected that way, as in TRL. Drift and the share of
-    bounded weights are recorded as metrics.
+    Return the text with advantages times importance weights, and the drift `[P]`: each member's largest difference
+    between a token's log-probability now and when it was generated. Only the policy term of the loss is corrected that
+    way, as in TRL. The drift, and the share of importance weights that were bounded, are recorded as metrics.
 
     Args:
         spec: the run's configuration, with the kind of correction.
@@ -384,10 +423,17 @@ def corrected(spec: TextSpec, cohort: Cohort, text: Text, drawn: Tensor | None, 
 
 
 def learn(spec: TextSpec, clock: Clock, cohort: Cohort, text: Text, probe: Probe) -> Tensor:
-    """Make the updates of one round, in `epochs` passes over the text; return the drift `[P]` at the first update.
+    """Make the updates of one round, in several passes (`epochs`) over the text; return the drift `[P]` at the first
+    update.
 
-    The drift is each member's largest difference between a token's log-probability in the update and when it was
-    generated.
+    The drift is each member's largest difference between a token's log-probability in the update and in `text`.
+
+    Args:
+        spec: the run's configuration.
+        clock: the run's clock.
+        cohort: the members, which are updated in place.
+        text: the completions, with advantages.
+        probe: the recorder of metrics.
     """
     one, rows = cohort.members[0], text.ids.shape[1]
     parts = -(-rows // spec.integer(one, "batch_size"))
@@ -426,7 +472,7 @@ def sampling(cohort: Cohort, spec: TextSpec) -> Sampling:
 
 
 def take(text: Text, rows: Tensor) -> Text:
-    """Return the rows `[P, b]` of each member's text as a `Text`."""
+    """Return a minibatch of each member's rows of text, as a `Text`. `rows` `[P, b]` are the numbers of these rows."""
 
     held = {f.name: getattr(text, f.name) for f in fields(Text)}
     some: dict[str, Any] = {name: None if x is None else hooks.take(x, rows) for name, x in held.items()}

@@ -22,17 +22,30 @@ AT_ONCE = 128  # games that each member plays at a time
 
 
 class Scores(NamedTuple):
-    """The results of games that P members played, n games each."""
+    """The results of games that P members played, n games each.
 
-    episodes: Episodes  # lengths are tries
-    won: np.ndarray  # [P, n] bool
-    rows: list[list[dict[str, Any]]]  # of every member, its games as data
+    Attributes:
+        episodes: the returns and lengths of the games; a length is the number of the player's tries.
+        won: `[P, n]` bool, whether each game was won.
+        rows: for every member, its games as JSON data.
+    """
+
+    episodes: Episodes
+    won: np.ndarray
+    rows: list[list[dict[str, Any]]]
 
 
 def play(
     spec: TextSpec, task: Any, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]
 ) -> Scores:
-    """Let every member play one game for each seed `[n]`, and return the results.
+    """Let every member play one game for each seed, and return the results.
+
+    Args:
+        spec: the run's configuration.
+        task: the game.
+        cohorts: the members, in groups that are computed as one batch.
+        seeds: `[n]`, the seeds of the games.
+        stopped: returns whether the evaluation is to stop.
 
     Raises:
         Stopped: `stopped` returned True.
@@ -63,6 +76,11 @@ class GameSource:
     RL.
 
     In an evaluation, members play games of their own, one for each seed.
+
+    Args:
+        spec: the run's configuration.
+        corpus: the recorded games.
+        task: the game.
     """
 
     def __init__(self, spec: TextSpec, corpus: Corpus, task: Any) -> None:

@@ -42,11 +42,18 @@ class WholeTicks:
         self._most = 1
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
-        """Use these cohorts from now on. It must also be called when the world's state was replaced."""
+        """Set the members that act from now on, in groups (cohorts) that are computed as one batch.
+
+        The method must also be called when the state of the environments was replaced.
+        """
         self._cohorts, self._bound = cohorts, False
 
     def take(self, most: int) -> bool:
-        """Take up to `most` ticks in C, none beyond the end of the generation; return whether that was possible."""
+        """Take up to `most` ticks by the C kernels, none beyond the end of the generation; return whether that was
+        possible.
+
+        If it was not, no tick was taken.
+        """
         clock, spec, ticks = self._clock, self._spec, self._in_c()
         if ticks is None or self._world.pending is not None:
             return False

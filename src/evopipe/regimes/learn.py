@@ -34,8 +34,8 @@ UPDATES_PER_TICK = 1 << 13  # more than any member can take: keeps the replay dr
 def updates_due(cohort: Cohort, tick: int, envs: int) -> int:
     """Return the number of updates that a cohort makes at a tick of its generation.
 
-    A member makes one update every `learn_step` of its environment steps. A tick, counted from 0, is one step in each
-    of a member's `envs` environments.
+    A cohort is a group of members with equal `learn_step`: each makes one update every `learn_step` of its environment
+    steps. A tick, counted from 0, is one step in each of a member's `envs` environments.
     """
     return _due(_learn_step(cohort), tick, envs)
 
@@ -49,18 +49,25 @@ def _learn_step(cohort: Cohort) -> int:
 
 
 def discount_rate(cohort: Cohort) -> Tensor:
-    """Return the discount γ of each member, `[P]`; 1 if the algorithm has no discount."""
+    """Return the discount γ of each member of a cohort, `[P]`; 1 if the algorithm has no discount."""
     gamma = cohort.hyper.get("gamma")
     return torch.ones_like(cohort.weight[:, 0]) if gamma is None else gamma
 
 
 def learn(spec: EnvSpec, cohort: Cohort, replay: Replay, tick: int, updates: int, turn: int = 0) -> Tensor:
-    """Make `updates` ≥ 1 updates in place, each on a new minibatch from the replay buffer; return the last losses
-    `[P]`.
+    """Make updates in place, each on a new minibatch from the replay buffer; return the last losses `[P]`.
 
     Every member's replay buffer must hold at least one transition. The tick and the members' keys determine the random
-    draws. `turn` is the position of the first update in the algorithm's period, if its updates differ from one to the
-    next (see `evopipe.algos`).
+    draws.
+
+    Args:
+        spec: the run's configuration.
+        cohort: the members.
+        replay: the replay buffers.
+        tick: the number of the present tick of the run.
+        updates: the number of updates, at least 1.
+        turn: the position of the first update in the algorithm's period, if its updates differ from one to the next, as
+            with a delayed actor.
     """
     _ready(spec, cohort, replay, tick, updates, turn, replay.filled(cohort.slots))()
     return cohort.losses
@@ -69,7 +76,9 @@ def learn(spec: EnvSpec, cohort: Cohort, replay: Replay, tick: int, updates: int
 class ReplayLearning:
     """The replay buffer of a regime, and the updates from it. The buffer is empty at first.
 
-    `setup` is the regime's `Setup`; the other arguments are those of `Replay`.
+    Args:
+        setup: the configuration and the objects that every regime is made from, see `Setup`.
+        layout, memories, capacity, images: see `Replay`.
     """
 
     def __init__(self, setup: Setup, layout: RowLayout, memories: int, capacity: int, images: Sequence[Image]) -> None:
@@ -88,10 +97,10 @@ class ReplayLearning:
         self._lessons: list[Updates] | None = None
 
     def first(self, member: Member) -> Member:
-        """Return a member of the first generation, whose observation statistics include the transitions that the run
+        """Return a member of the first generation whose observation statistics include the transitions that the run
         starts with.
 
-        If there are no such transitions or observations are not normalised, the member is returned unchanged.
+        If the run starts without transitions, or observations are not normalised, the member is returned unchanged.
         """
         if self._seen is None or not self._spec.train.normalise.observations:
             return member
@@ -108,8 +117,8 @@ class ReplayLearning:
     def updates(self) -> Iterator[Callable[[], Any]]:
         """Yield the updates that are due at this tick, as functions to be called.
 
-        A member takes part as soon as its replay buffer holds one transition. (If the condition were a full batch,
-        broken transitions would delay learning.)
+        A member takes part as soon as its replay buffer holds one transition. (If it had to hold a full batch,
+        transitions that are left out because they are not finite would delay learning.)
 
         Raises:
             ResourceError: a learner process died.
@@ -131,12 +140,14 @@ class ReplayLearning:
 
     @property
     def every(self) -> list[int]:
-        """The number of a member's environment steps between two of its updates, for each cohort."""
+        """The number of a member's environment steps from one of its updates to the next, for each cohort."""
         return [every for every, _ in self._learn]
 
     def lessons(self) -> list[Updates] | None:
-        """Return the updater of each cohort by C kernels; None if the kernels cannot make the updates of all
-        cohorts."""
+        """Return for each cohort the object that makes its updates by C kernels.
+
+        The result is None if the kernels cannot make the updates of all cohorts.
+        """
         kernels = build.chosen()
         if not self._bound or kernels is not self._by:
             self._bound, self._by, made = True, kernels, []
@@ -147,11 +158,14 @@ class ReplayLearning:
         return self._lessons
 
     def inherit(self, parents: Sequence[int] | None) -> None:
-        """Give the new members their priorities, where sampling uses priorities.
+        """Set the priorities of new members, if sampling uses priorities.
 
-        A child gets a copy of its parent's priorities if both share a replay buffer. Otherwise, and if all members were
-        replaced after they diverged, all its priorities become equal, because another member's priorities would not
-        fit. `parents` is as in `Regime.inherit`.
+        A child gets a copy of its parent's priorities if both share a replay buffer. All priorities of other new
+        members become equal, because those of a member with another buffer would not fit.
+
+        Args:
+            parents: `[P]`, the slot of each new member's parent, −1 for a new trial; None if all members were replaced
+                after they diverged.
         """
         trees, each = self.replay.priorities, self._members // self.replay.memories
         if trees is None:
@@ -181,7 +195,7 @@ class ReplayLearning:
                     yield _of_share(self._spec, self.replay, Share(i, row, row + 1), own, tick, numbers)
 
     def probe(self, probe: Probe) -> None:
-        """Record training metrics, after a tick, of the cohorts that are due by `Probe.due`.
+        """Record training metrics, after a tick, of the cohorts for which `Probe.due` is True.
 
         The age of the sampled transitions is recorded too, unless training is offline.
         """
@@ -209,7 +223,7 @@ class ReplayLearning:
         return clock.generation_ticks * clock.envs * each / _learn_step(cohort)
 
     def ahead(self, probe: Probe) -> int:
-        """Return the number of ticks until the next probe of any cohort; see `Probe.ahead`."""
+        """Return the number of ticks until metrics are next recorded of any cohort; see `Probe.ahead`."""
         here, ticks = self._clock.here, self._clock.generation_ticks
         return min(probe.ahead(self._paced(cohort), here, ticks) for cohort in self._cohorts)
 
@@ -218,10 +232,10 @@ class ReplayLearning:
         return {"replay/size": self._on_device(self.replay.filled(cohort.slots).tolist())}
 
     def due(self) -> list[list[int]]:
-        """Return the work of each cohort at this tick as a list of numbers.
+        """Return the work of each cohort at this tick, as a list of 2 + P numbers for its P members.
 
-        They are the number of updates, the `turn` of the first update (see `learn`), and the number of transitions in
-        each member's replay buffer, P numbers.
+        The numbers are: how many updates are due, the position (`turn`) of the first update in the algorithm's period,
+        and the number of transitions in each member's replay buffer.
         """
         tick, envs = self._clock.here, self._clock.envs
         each, period, size = self._spec.train.replay.at_once(self._clock.living), self._spec.period, self.replay.size

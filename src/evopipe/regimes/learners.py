@@ -31,12 +31,12 @@ _MOST = 16  # processes that `auto` uses at most
 
 
 def learner_count(asked: int | Literal["auto"], threads: int, environments_first: bool = False) -> int:
-    """Return the number of learner processes, or of threads of the C kernels, to use at most.
+    """Return the most learner processes, or threads of the C kernels, that may make updates.
 
     Args:
-        asked: the parameter `runtime.learners`.
+        asked: the parameter `runtime.learners`: a number, or `auto`, which depends on the cores of the machine.
         threads: torch's threads, as `machine.configure` chose them.
-        environments_first: see `EnvSpec.environments_first`; then `auto` leaves half the cores to the environments.
+        environments_first: whether `auto` leaves half the cores to the environments, see `EnvSpec.environments_first`.
 
     Raises:
         ParamsError: several processes were asked for, but torch has several threads, with which a process cannot fork.
@@ -52,7 +52,12 @@ def learner_count(asked: int | Literal["auto"], threads: int, environments_first
 
 
 class Share(NamedTuple):
-    """The rows `first` to `end` (exclusive) of the cohort number `cohort`, which one learner updates."""
+    """The rows of one cohort that one learner updates.
+
+    Attributes:
+        cohort: the number of the cohort.
+        first, end: the first row, and the row after the last.
+    """
 
     cohort: int
     first: int
@@ -99,12 +104,15 @@ _Ready: TypeAlias = Callable[[Share, Cohort, int, Sequence[int]], Callable[[], A
 class LearnerPool:
     """The learner processes that divide the updates of all cohorts among them. This process is one of them.
 
+    A cohort is a group of members that are computed as one batch. A share is some of a cohort's rows (members), which
+    one process updates.
+
     Args:
         spec: the run's configuration.
         processes: the most learners to use, see `learner_count`.
-        ready: returns the updates that a share has to make, as a function to be called. Its last argument is the work
-            of the share's cohort as a list of numbers, whose meaning only the regime defines; the first is 0 if there
-            is nothing to do.
+        ready: a function (share, rows, tick, work) that returns the updates of a share as a function to be called.
+            `rows` is the share as a cohort of its own. `work` is a list of numbers that says what the share's whole
+            cohort has to do. Only the regime knows what the numbers mean; the first is 0 if there is nothing to do.
         compiled: whether C kernels make the updates; then threads of this process are used instead of processes.
     """
 
@@ -122,8 +130,10 @@ class LearnerPool:
         self._order = np.empty(0, np.int64)
 
     def share(self, tensors: Sequence[Tensor]) -> None:
-        """Move tensors to memory that all learner processes share, in place. Earlier views of the tensors keep the old
-        memory."""
+        """Move tensors to memory that all learner processes share, in place.
+
+        Views that were made of the tensors before keep the old memory.
+        """
         if self._processes == 1:
             return
         for tensor, piece in zip(tensors, shared_memory([tensor.nbytes for tensor in tensors]), strict=True):
@@ -134,12 +144,12 @@ class LearnerPool:
     def adopt(self, cohorts: Sequence[Cohort], rates: Sequence[float], read: Sequence[Tensor] = ()) -> None:
         """Divide new cohorts among the learners, and end the learners of the old cohorts.
 
-        It must be called before anything is computed with the cohorts.
+        The method must be called before anything is computed with the cohorts.
 
         Args:
             cohorts: the new cohorts.
             rates: the updates of each cohort per environment step of a member, by which the work is estimated.
-            read: further tensors that the learners read.
+            read: tensors outside the cohorts that the learners read.
         """
         self.close()
         train, plan = self._spec.train, []
@@ -163,8 +173,11 @@ class LearnerPool:
         """Let all learners make the updates that are due at a tick; yield this process's own share as functions to be
         called.
 
-        The other learners are started first, and awaited after the last function was yielded. `due` holds the work of
-        each cohort as numbers, see `LearnerPool`.
+        The other learners are started first, and awaited after the last function was yielded.
+
+        Args:
+            tick: the number of the tick.
+            due: the work of each cohort as a list of numbers, see `LearnerPool`.
 
         Raises:
             ResourceError: a learner died.

@@ -9,14 +9,25 @@ from torch import Tensor
 
 
 class Measures:
-    """Accumulator of means: named quantities of each member, averaged over the ticks of each generation."""
+    """Accumulator of means: named quantities of each member, averaged over the ticks of each generation.
+
+    Args:
+        members: the number of members.
+        names: the names of the quantities.
+    """
 
     def __init__(self, members: int, names: Sequence[str]) -> None:
         self.names = tuple(names)
         self._sums = torch.zeros(0, members, 1 + len(names), dtype=torch.float64)  # the first counts ticks
 
     def note(self, generation: int, slots: Sequence[int], every: Mapping[str, Tensor]) -> None:
-        """Add one tick's values of the members in `slots`, `[P]` for each name."""
+        """Add the values of one tick to the sums of a generation.
+
+        Args:
+            generation: the number of the generation, from 0.
+            slots: the members, as places in the population.
+            every: the values by name, one for each of these members.
+        """
         if generation >= len(self._sums):
             more = self._sums.new_zeros(generation + 1 - len(self._sums), *self._sums.shape[1:])
             self._sums = torch.cat((self._sums, more))
@@ -26,7 +37,8 @@ class Measures:
     def rows(self) -> Iterator[list[float | int | str]]:
         """Yield a row for each generation and each member that was trained in it.
 
-        A row is the generation (from 1), the slot, and the means; a mean that is NaN is an empty string.
+        A row is a list: the generation (from 1), the slot (place in the population), and the mean of each quantity. A
+        mean that is NaN is an empty string.
         """
         for generation, members in enumerate(self._sums, 1):
             for slot, (ticks, *sums) in enumerate(members.tolist()):

@@ -38,6 +38,9 @@ class OffPolicy:
     """The regime (see `Regime`) of off-policy algorithms: members act, store transitions, and learn from a replay
     buffer.
 
+    `setup` holds what every regime is made from, see `Setup`. The attribute `remarks` is empty, because there are no
+    warnings for the user.
+
     Raises:
         ParamsError: the run starts with transitions of a dataset, but the environment is a team's or masks actions,
             which such transitions do not record; or evaluation episodes are to be stored, but observations have images
@@ -99,10 +102,10 @@ class OffPolicy:
             self._begins_with = None  # no member begins any more
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
-        """Use these cohorts from now on, see `Regime.adopt`.
+        """Set the members that act from now on, in groups (cohorts) that are computed as one batch; see `Regime.adopt`.
 
-        First, transitions that were recorded in the previous evaluation are added to the replay buffers, if so
-        configured.
+        If evaluation episodes are to be stored, the transitions of the previous evaluation are first added to the
+        replay buffers.
         """
         self._gather_windows()
         if self._watched is not None:
@@ -288,11 +291,14 @@ class OffPolicy:
 
 
 def byte_images(pool: Any, data: Transitions | None = None) -> list[Image]:
-    """Return the images of an observation that can be stored as bytes without loss.
+    """Return the images of an observation that can be stored as bytes without loss; none for a team.
 
-    That holds if every pixel is k / 255 for a whole number k, as in images of bytes from 0 to 255, and of bools. The
-    observation space of `pool` says which images these are. If `data` is given, its observations are checked too, and
-    images with other pixels are left out. For teams there are none.
+    An image can be stored so if every pixel is k / 255 for a whole number k, as in images of bytes from 0 to 255, and
+    of bools.
+
+    Args:
+        pool: the environments, whose observation space says which images these are.
+        data: transitions whose observations are checked too, or None. Images with other pixels are left out.
     """
     found, start = [], 0
     if pool.spaces.team is not None:  # their images are kept as numbers

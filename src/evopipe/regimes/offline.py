@@ -29,7 +29,8 @@ class Offline:
     """The regime (see `Regime`) of offline algorithms: all members learn from one dataset.
 
     Members take no environment steps. Wherever steps of a member are counted, a step is one opportunity to learn
-    instead.
+    instead. `setup` holds what every regime is made from, see `Setup`. The attribute `remarks` is empty, because there
+    are no warnings for the user.
 
     Raises:
         DataError: the dataset is empty.
@@ -73,7 +74,7 @@ class Offline:
         return self._probe.diagnostics.told(slots)
 
     def advance(self, most: int = 1) -> None:
-        """Take one tick: make the updates that are due."""
+        """Take one tick: make the updates that are due. `most` has no effect."""
         self.whole = False
         for learn in self.learning.updates():
             learn()
@@ -84,14 +85,20 @@ class Offline:
         self.whole = True
 
     def state(self) -> dict[str, Tensor]:
-        """Return a copy of the state: priorities and metrics. The dataset is left out, because it does not change."""
+        """Return a copy of the regime's state as tensors by name: priorities and metrics.
+
+        The dataset is left out, because it does not change.
+        """
         trees = self.replay.priorities
         held = {} if trees is None else {f"replay.{k}": v for k, v in trees.state(self.warm).items()}
         return held | self._probe.diagnostics.state()
 
     def restore(self, tensors: Mapping[str, Tensor]) -> int:
-        """Restore what `state` returned, see `Regime.restore`. Return 0, because no environments are stepped in
-        training."""
+        """Restore what `state` returned, see `Regime.restore`.
+
+        Return 0, the number of environments that could not be restored, because no environments are stepped in
+        training.
+        """
         self._probe.diagnostics.restore(tensors)
         if self.replay.priorities is not None:
             state = {k.removeprefix("replay."): v for k, v in tensors.items() if k.startswith("replay.")}

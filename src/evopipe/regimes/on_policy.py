@@ -70,9 +70,10 @@ class OnPolicy:
     """The regime (see `Regime`) of on-policy algorithms: members learn from rollouts, each of which is used once.
 
     Args:
-        setup: see `Setup`.
-        collect_rollouts: a user's function (regime, ticks) that collects a rollout. For each tick it calls `choose()`,
-            steps `pool`, and calls `record(step)`. It may change rewards and ends before it records them.
+        setup: what every regime is made from, see `Setup`.
+        collect_rollouts: a user's function (regime, ticks) that collects a rollout of so many ticks. For each tick it
+            calls `choose()`, steps `pool`, and calls `record(step)`. It may change rewards and ends before it records
+            them. None if the regime collects rollouts itself.
 
     Raises:
         ParamsError: the run is to start with transitions of a dataset, which on-policy algorithms cannot use.
@@ -128,10 +129,11 @@ class OnPolicy:
         self.returns[list(slots)] = 0.0
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
-        """Use these cohorts from now on, see `Regime.adopt`. Episodes continue.
+        """Set the members that act from now on, in groups (cohorts) that are computed as one batch; see `Regime.adopt`.
 
-        A member keeps its recurrent state. A child takes over the recurrent state of its parent if the parent was in
-        the same slot and has the same architecture. The states of members that wait are stored until they continue.
+        Episodes continue. A member keeps its recurrent state. A child takes over the recurrent state of its parent if
+        the parent was in the same slot and has the same architecture. The recurrent states of members that wait,
+        because they are in no cohort, are stored until these members continue.
         """
         before = {
             member.slot: (member, each.cohort, own)
@@ -296,7 +298,8 @@ class OnPolicy:
             )
 
     def choose(self) -> Any:
-        """Sample an action for every environment, `[P · E, …]`, from the pool's current observations.
+        """Sample an action for every environment, `[P · E, …]`, from the present observations of P members in E
+        environments each.
 
         Further calls return the same actions until `record` is called.
         """
@@ -320,8 +323,7 @@ class OnPolicy:
     def record(self, taken: RowStep) -> None:
         """Store the results of the chosen actions, and begin new episodes where some ended.
 
-        A row whose reward or observation is not finite counts as broken: members do not learn from it, and its
-        environment is reset.
+        Members do not learn from a row with a reward or observation that is not finite, and its environment is reset.
 
         Raises:
             UsageError: no action was chosen, or an array is missing or of a wrong shape.

@@ -16,11 +16,11 @@ def _pass(seed: int, epoch: int, rows: int) -> np.ndarray:
 
 
 def rows_at(seed: int, rows: int, start: int, count: int) -> np.ndarray:
-    """Return the row numbers of a dataset that members read at the positions `start` to `start + count` of an endless
-    order.
+    """Return the row numbers at the positions `start` to `start + count` (exclusive) of the order in which members read
+    a dataset.
 
-    The order consists of complete passes over the `rows` rows, each shuffled anew from `seed`. It is the same for all
-    members.
+    The order is endless and the same for all members. It consists of complete passes over the `rows` rows of the
+    dataset, each shuffled anew from `seed`.
     """
     place = np.arange(start, start + count)
     found: np.ndarray = np.array([_pass(seed, int(p) // rows, rows)[int(p) % rows] for p in place])
@@ -30,7 +30,7 @@ def rows_at(seed: int, rows: int, start: int, count: int) -> np.ndarray:
 def held_out(seeds: np.ndarray, rows: int) -> np.ndarray:
     """Return the row numbers that the seeds `[n]` select out of `rows` rows.
 
-    They are n different rows in ascending order, or all rows if there are not more than n.
+    The result is n different row numbers in ascending order, or all row numbers if n is at least `rows`.
     """
     if len(seeds) >= rows:
         return np.arange(rows)

@@ -37,17 +37,20 @@ ERROR, OBSERVED = "losses/td_error", "charts/observation_size"
 
 
 class Probe:
-    """The recorder of training metrics. Now and then it makes an extra update of copies of the members, and records its
+    """The recorder of training metrics: now and then it makes an extra update of copies of the members, and records its
     metrics.
 
-    The copies are discarded, so the run's results do not depend on it. The regime calls it after ticks; `diagnostics`
-    holds what it recorded in the present generation.
+    The copies are discarded, so the run's results do not depend on them.
 
     Args:
         spec: the run's configuration.
         clock: the run's clock.
         offline: whether members learn from a dataset alone.
-        sparse: whether environments are tensors. Generations with few updates are then so short that some get no probe.
+        sparse: whether environments are tensors. Generations with few updates are then so short that some get no extra
+            update.
+
+    Attributes:
+        diagnostics: the metrics that were recorded in the present generation.
     """
 
     def __init__(self, spec: Any, clock: Clock, offline: bool = False, sparse: bool = False) -> None:
@@ -55,23 +58,29 @@ class Probe:
         self.diagnostics = Diagnostics(clock.members, spec.device)
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
-        """Begin a generation of these cohorts: clear what was recorded for their slots."""
+        """Begin a generation of these cohorts (groups of members that train together): clear what was recorded for
+        their members."""
         for cohort in cohorts:
             self.diagnostics.forget(cohort.slots, getattr(cohort.state, "updates", None))
 
     def due(self, updates: float, moment: int, moments: int) -> bool:
-        """Return whether a cohort is to be probed now.
+        """Return whether the extra update of a cohort is to be made now.
 
-        There are `moments` times in a generation at which a cohort can be probed; `moment`, from 0, is the number of
-        the present one. A cohort is probed at the last one, and before that at intervals that follow from `EVERY`,
-        `MOST` and the number of its `updates` in the generation. A sparse probe leaves out whole generations.
+        A generation has several moments at which the update can be made. It is made at the last moment, and before that
+        at intervals that follow from `EVERY`, `MOST` and `updates`. A sparse probe leaves out whole generations.
+
+        Args:
+            updates: the number of updates of the cohort in the generation.
+            moment: the number of the present moment, from 0.
+            moments: the number of moments in the generation.
         """
         return self.ahead(updates, moment, moments) == 1
 
     def ahead(self, updates: float, moment: int, moments: int) -> int:
-        """Return how many moments away the next probe of a cohort is; 1 means that the cohort is to be probed now.
+        """Return how many moments away the next extra update of a cohort is; 1 means that it is to be made now.
 
-        The arguments are those of `due`. If a sparse probe leaves out this generation, the result is beyond its end.
+        The arguments are those of `due`. If a sparse probe leaves out this generation, the result lies beyond the
+        generation's end.
         """
         if self._sparse and self._clock.generation % min(SPARSE, math.ceil(2 * EVERY / max(1.0, updates))):
             return moments - moment + 1
@@ -82,9 +91,14 @@ class Probe:
         self, cohort: Cohort, batch: Any, draw: Stream, more: Mapping[str, Tensor],
         hyper: Mapping[str, Tensor] | None = None,
     ) -> None:  # fmt: skip
-        """Make an extra update, on a minibatch, of copies of a cohort's members, and record the metrics of the update.
+        """Make an extra update of copies of a cohort's members, and record its metrics.
 
-        The metrics in `more` are recorded too. `hyper` replaces the members' own hyper-parameters, if it is given.
+        Args:
+            cohort: the members.
+            batch: the minibatch of the update.
+            draw: the stream of random numbers.
+            more: metrics that are recorded too, `[P]` by name.
+            hyper: the hyper-parameters, `[P]` by name; None for the members' own.
         """
         hyper = cohort.hyper if hyper is None else hyper
         self.note(cohort, {**probe(self._spec, cohort, batch, draw, hyper, self._offline), **more})
@@ -97,10 +111,14 @@ class Probe:
         self, cohorts: Sequence[Cohort], more: Callable[[Cohort], Mapping[str, Tensor]] = lambda cohort: {},
         tally: Tally | None = None,
     ) -> None:  # fmt: skip
-        """Record the metrics of each cohort's members that are known when a generation ends.
+        """Record the metrics of members that are known only when a generation ends.
 
-        They are learning rates, the norm of the weights, updates per step, the metrics that `more` returns, and with a
-        `tally`, metrics of the episodes that ended.
+        These metrics are learning rates, the norm of the weights, and the updates per step.
+
+        Args:
+            cohorts: the members.
+            more: a function that returns metrics of a cohort that are recorded too.
+            tally: counts of the episodes that ended, whose metrics are recorded too; None for none.
         """
         for cohort in cohorts:
             if tally is not None:
@@ -118,8 +136,15 @@ def probe(
 ) -> dict[str, Tensor]:
     """Make an update on a minibatch with copies of the members, and return its metrics `[P]` by name.
 
-    They are those of `told.of_batch`, the norm of the gradient, and the size of the errors. `hyper` are the
-    hyper-parameters; `offline` says whether members learn from a dataset alone.
+    The metrics are those of `told.of_batch`, the norm of the gradient, and the size of the errors.
+
+    Args:
+        spec: the run's configuration.
+        cohort: the members.
+        batch: the minibatch.
+        draw: the stream of random numbers.
+        hyper: the hyper-parameters, `[P]` by name.
+        offline: whether members learn from a dataset alone.
     """
     algo, cfg, state = spec.algo, spec.algo_config, cohort.copied_state()
     found: dict[str, Tensor] = {}
@@ -158,10 +183,10 @@ def _dormant(spec: Any, state: Any, batch: Any) -> dict[str, Tensor]:
 
 
 def gradients(seen: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-    """Return metrics of one update of P members, `[P]` each: the norm of all gradients, and whether any gradient was
+    """Return metrics `[P]` of one update of P members by name: the norm of all gradients, and whether any gradient was
     clipped.
 
-    `seen` is what `optim.watched` recorded during the update. The result is empty if nothing was recorded.
+    `seen` is the list that `optim.watched` recorded during the update. If it is empty, the result is an empty dict.
     """
     if not seen:
         return {}
@@ -170,7 +195,10 @@ def gradients(seen: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
 
 
 def rates(hyper: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the learning rates among hyper-parameters, by the names of their metrics."""
+    """Return the learning rates among hyper-parameters as metrics `[P]` by name.
+
+    `hyper` holds the hyper-parameters of P members by name.
+    """
     return {RATE + name.removeprefix("lr"): value for name, value in hyper.items() if name.split("_")[0] == "lr"}
 
 

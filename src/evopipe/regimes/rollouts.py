@@ -97,10 +97,16 @@ def _ticks_of(stretches: tuple[tuple[int, int], ...], device: torch.device) -> t
 
 
 def learn_from_rollout(spec: EnvSpec, cohort: Cohort, rollout: Rollout, ticks: int, tick: int) -> Tensor:
-    """Update members in place from the first `ticks` ticks of a rollout; return the losses `[P]` of their last
-    minibatches.
+    """Update members in place from a rollout; return the losses `[P]` of their last minibatches.
 
-    The current tick of the run, `tick`, and the members' keys determine the random draws.
+    The tick and the members' keys determine the random draws.
+
+    Args:
+        spec: the run's configuration.
+        cohort: the members.
+        rollout: the rollout.
+        ticks: the number of ticks (environment steps) in the rollout, from its beginning, to learn from.
+        tick: the number of the present tick of the run.
     """
     ready(spec, cohort, rollout, ticks, tick)()
     return cohort.losses

@@ -31,9 +31,15 @@ AT_ONCE = 64  # rows that are scored at a time
 
 
 class References:
-    """The log-probabilities of a dataset's texts under the base model, the reference policy of preference algorithms.
+    """The log-probabilities of a dataset's texts under the base model, which preference algorithms use as reference
+    policy.
 
     They are computed once, in the order of the rows, so that a resumed run reads the same bits.
+
+    Args:
+        spec: the run's configuration, with the base model.
+        corpus: the dataset, as tokens.
+        rows: the numbers of the rows whose texts are needed.
     """
 
     def __init__(self, spec: TextSpec, corpus: Corpus, rows: np.ndarray) -> None:
@@ -46,7 +52,10 @@ class References:
                 self._held[row] = list(told[:, i].cpu())
 
     def of(self, index: Rows, text: Text) -> Tensor:
-        """Return the base model's log-probabilities of the tokens in the text of the rows `index`, `[1, n, T]`."""
+        """Return the base model's log-probabilities of the T tokens in n rows of text, `[1, n, T]`.
+
+        `index` are the numbers of the rows in the dataset, and `text` holds these rows.
+        """
         width = text.mask.shape[-1]
         found = torch.zeros(text.mask.shape[1:])
         for i, row in enumerate(index):
@@ -57,23 +66,28 @@ class References:
 
 
 class DataSource(Protocol):
-    """Protocol of a dataset from which members learn, with the evaluation of members."""
+    """Protocol of a dataset from which members learn, and on which they are evaluated."""
 
     @property
     def splits(self) -> Mapping[str, np.ndarray]:
-        """The row numbers of each split by name: for training, for scores during training, and for the final
-        evaluation."""
+        """The row numbers of each split by name. `train` is for training, `validation` for scores during training.
+
+        The third split is for the final evaluation.
+        """
 
     def batch(self, index: np.ndarray, members: int) -> Any:
-        """Return the rows `index` as a minibatch for this number of members, in the form that the algorithm's `update`
+        """Return the rows `index` as a minibatch of `members` members, in the form that the algorithm's `update`
         reads."""
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """Score the members of the cohorts, see `run.regime.Regime.evaluate`."""
+        """Score the members of the cohorts on rows or games that the seeds select; see `run.regime.Regime.evaluate`."""
 
 
 class TextSource:
-    """A data source of texts. In an evaluation, the seeds select rows of the validation split."""
+    """A data source (see `DataSource`) of texts. In an evaluation, the seeds select rows of the validation split.
+
+    `spec` is the run's configuration, and `corpus` the dataset as tokens.
+    """
 
     def __init__(self, spec: TextSpec, corpus: Corpus) -> None:
         self.spec, self.corpus, self.splits = spec, corpus, corpus.splits
@@ -94,8 +108,17 @@ class TextSource:
 class TextRows:
     """The regime (see `run.regime.Regime`) of algorithms that learn from rows of a dataset, such as SFT and DPO.
 
-    A tick is an update on one minibatch, which has the same rows for all members. At most `processes` learner processes
-    share the work; results do not depend on their number.
+    A tick is an update on one minibatch, which has the same rows for all members.
+
+    Args:
+        spec: the run's configuration.
+        clock: the run's clock, which counts ticks.
+        source: the dataset.
+        processes: the most learner processes that share the work. Results do not depend on their number.
+
+    Attributes:
+        threshold: None, because no return counts as solved.
+        remarks: empty, because there are no warnings for the user.
     """
 
     threshold: float | None = None
@@ -133,7 +156,7 @@ class TextRows:
         return self._probe.diagnostics.told(slots)
 
     def advance(self, most: int = 1) -> None:
-        """Take one tick: every member makes an update on one minibatch."""
+        """Take one tick: every member makes an update on one minibatch. `most` has no effect."""
         self.whole = False
         for learn in self.learners.share_of(self.clock.tick, [[1]] * len(self.cohorts)):
             learn()
@@ -178,9 +201,14 @@ class TextRows:
 
 
 def rows_for(spec: TextSpec, corpus: Corpus, index: np.ndarray, members: int, references: References | None) -> Text:
-    """Return the texts of the rows `index` for this number of members, `[P, n, …]`.
+    """Return n rows of a dataset for each of P members, as a `Text` `[P, n, …]`.
 
-    With `references`, the base model's log-probabilities are in them.
+    Args:
+        spec: the run's configuration.
+        corpus: the dataset, as tokens.
+        index: the numbers of the rows.
+        members: P; all members get the same rows.
+        references: the base model's log-probabilities, which are put into the text; None for none.
     """
     text = on_device(corpus.batch(index, spec.base.pad), spec.device)
     if references is not None:
@@ -191,7 +219,7 @@ def rows_for(spec: TextSpec, corpus: Corpus, index: np.ndarray, members: int, re
 
 
 def scored(spec: TextSpec, cohort: Cohort, batch: Text) -> TokenScores:
-    """Return the log-probabilities of the tokens of a batch under each member's model, and values if the algorithm
+    """Return the log-probabilities of the tokens of a batch under each member's model, with values if the algorithm
     needs them."""
     value = cohort.state.value.frozen if "value" in spec.algo.asks(spec.algo_config) else None
     return score(getattr(cohort.state, spec.algo.POLICY).frozen, batch, value)
@@ -206,7 +234,15 @@ def evaluate_rows(
     references: References | None,
     stopped: Callable[[], bool],
 ) -> Episodes:
-    """Score members by the algorithm's `fitness` on the rows `index`.
+    """Score members on rows of a dataset by the algorithm's function `fitness`.
+
+    Args:
+        spec: the run's configuration.
+        corpus: the dataset, as tokens.
+        cohorts: the members, in groups that are computed as one batch.
+        index: the numbers of the rows.
+        references: the base model's log-probabilities; None if the algorithm does not need them.
+        stopped: returns whether the evaluation is to stop.
 
     Raises:
         Stopped: `stopped` returned True.
@@ -233,10 +269,17 @@ def evaluate_rows(
 def figures(
     spec: TextSpec, corpus: Corpus, cohorts: Sequence[Cohort], index: np.ndarray, references: References | None
 ) -> dict[str, np.ndarray]:
-    """Return further statistics of members on the rows `index`, which the algorithm's `figures` computes, as means
-    `[P]` by name.
+    """Return the means `[P]`, over rows of a dataset, of the statistics that the algorithm's function `figures`
+    computes.
 
-    The result is empty if the algorithm defines no `figures`.
+    The result is a dict by name, and empty if the algorithm defines no `figures`.
+
+    Args:
+        spec: the run's configuration.
+        corpus: the dataset, as tokens.
+        cohorts: the members, in groups that are computed as one batch.
+        index: the numbers of the rows.
+        references: the base model's log-probabilities; None if the algorithm does not need them.
     """
     told: dict[str, np.ndarray] = {}
     if spec.algo.figures is None:

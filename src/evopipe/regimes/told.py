@@ -23,13 +23,13 @@ _Values: TypeAlias = Callable[[Any, Tensor], Tensor]
 def of_batch(spec: Any, state: Any, hyper: Hyper, batch: Any, draw: Stream, offline: bool = False) -> dict[str, Tensor]:
     """Return training metrics `[P]` of a minibatch by name, which are computed from the algorithm's values and policy.
 
-    The metrics that the algorithm's own `signals` returns are added.
+    The metrics that the algorithm's own function `signals` returns are added. For text, there are only these.
 
     Args:
         spec: the run's configuration.
         state: the algorithm's state.
-        hyper: the members' hyper-parameters.
-        batch: the minibatch; for text there are only the algorithm's own metrics.
+        hyper: the members' hyper-parameters, `[P]` by name.
+        batch: the minibatch.
         draw: the stream for draws of actions.
         offline: whether members learn from a dataset alone.
     """
@@ -49,10 +49,10 @@ def of_batch(spec: Any, state: Any, hyper: Hyper, batch: Any, draw: Stream, offl
 
 
 def of_each(batch: Batch) -> Tensor:
-    """Return the weight of each transition in a minibatch, `[P, B]`; for a team, of each agent's transition,
-    `[P, B, K]`.
+    """Return the weight of each transition in a minibatch: `[P, B]` for B transitions of P members.
 
-    There are B transitions of P members, and K agents.
+    For a team of K agents, the result is `[P, B, K]`: the weight of each agent's transition, 0 if the agent does not
+    learn from it.
     """
     return batch.weight if batch.learns is None else batch.weight[..., None] * batch.learns
 

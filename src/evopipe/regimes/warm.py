@@ -18,9 +18,10 @@ def wants_warm(spec: EnvSpec) -> bool:
 
 
 def read_warm(spec: EnvSpec, folder: Path) -> Transitions | None:
-    """Read the transitions of a dataset that a run starts with; None if it starts without.
+    """Read the transitions of a dataset that a run starts with; None if the run starts without.
 
-    They are `train.warm_start` transitions of `data/transitions.h5` in the folder, or all of them in offline training.
+    In offline training they are all transitions of `data/transitions.h5` in the folder, otherwise the first
+    `train.warm_start` of this file.
 
     Raises:
         MissingInputError: there is no `data/transitions.h5`.

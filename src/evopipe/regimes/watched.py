@@ -21,8 +21,12 @@ if TYPE_CHECKING:
 class Watched:
     """Recorder of the transitions of evaluation episodes, which are later added to the replay buffers.
 
-    `rows` is the number of environments in an evaluation. The transitions are kept here until a generation is closed,
-    so that the transitions of an evaluation that was stopped can be discarded.
+    The recorder keeps the transitions until the generation ends, so that those of an evaluation that was stopped can be
+    discarded.
+
+    Args:
+        layout: the layout of a transition.
+        rows: the number of environments in an evaluation.
     """
 
     def __init__(self, layout: RowLayout, rows: int) -> None:
@@ -51,13 +55,13 @@ class Watched:
         """Record one step of n environments.
 
         Args:
-            slots: `[n]`, the slot of the member that acts in each environment.
+            slots: `[n]`, the slot (place in the population) of the member that acts in each environment.
             rows: `[n]`, the environments' row numbers.
             episodes: `[n]`, the number of each environment's episode within the evaluation.
             obs: `[n, O]`, the observations before the step.
-            legal: `[n, A]`, the legal actions.
+            legal: `[n, A]`, the legal actions before the step.
             actions: `[n, …]`, the actions.
-            step: the results.
+            step: the results of the step.
         """
         layout, episodes = self._layout, self._begun + episodes
         self._next = max(self._next, int(episodes.max()) + 1)
@@ -76,10 +80,10 @@ class Watched:
         self._found.append(found[keep])
 
     def into(self, replay: Replay) -> None:
-        """Move all recorded transitions into the members' replay buffers.
+        """Move all recorded transitions into the members' replay buffers, sorted by slot (member) and episode.
 
-        They are sorted by slot and episode, because the order in which they were recorded depends on how many members
-        were evaluated together.
+        The order in which transitions were recorded depends on how many members were evaluated together; the sorted
+        order does not.
         """
         if not self._found:
             return

@@ -153,7 +153,8 @@ def _rule(function: Rule) -> Rule:
 def advise(facts: Facts) -> list[Advice]:
     """Apply all rules to a run, and return at most `MOST` sentences of advice, the most important first.
 
-    The list is empty for a run that reached its target. If rules found causes of a problem, its symptoms are left out.
+    The list is empty for a run that reached its target. Some rules name a cause, others only a symptom such as a flat
+    curve. If any rule found a cause, sentences about symptoms are left out.
     """
     if facts.solved:
         return []

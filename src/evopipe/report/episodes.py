@@ -48,9 +48,9 @@ def read_episodes(path: Path) -> list[dict[str, Any]]:
 def episodes_page(title: str, parts: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Return a page that shows agents' episodes, as the text of one HTML file without scripts or external resources.
 
-    `parts` has the episodes by purpose, in the layout that `agents.records` writes; `title` says where they come from.
-    Each part is a table with one row per episode, which can be sorted and filtered; a row unfolds to show the episode's
-    tokens.
+    `parts` has the episodes by purpose, in the layout that `agents.records` writes; `title` says where the episodes
+    come from. Each part is a table with one row per episode, which can be sorted and filtered; a row unfolds to show
+    the episode's tokens.
     """
     every = [episode for part in parts.values() for episode in part]
     shown = {name: part[:_MOST] for name, part in parts.items()}
@@ -156,11 +156,17 @@ def length_of(episode: Mapping[str, Any]) -> int:
 
 @dataclass
 class Shades:
-    """The colour scales of a page's tokens: one for advantages, one for the change of log-probability by the update."""
+    """The colour scales of a page's tokens: one for advantages, one for the change of log-probability by the update.
 
-    advantage: float  # the largest of the page, of either sign; 0: there are none
-    ratio: float  # of log-probabilities
-    left: Iterator[int]  # counts the tokens that have colours
+    Attributes:
+        advantage: the largest advantage on the page, without sign; 0 if there are none.
+        ratio: the largest change of log-probability on the page, without sign.
+        left: a counter of the tokens that have colours so far.
+    """
+
+    advantage: float
+    ratio: float
+    left: Iterator[int]
 
     @classmethod
     def of(cls, episodes: Sequence[Mapping[str, Any]]) -> Shades:

@@ -334,7 +334,8 @@ def _both_limits(values: Sequence[float]) -> tuple[float, float]:
 def trajectory(run: FinishedRun, column: Mapping[Key, float | str], number: int, label: Markup) -> Markup:
     """Draw one hyper-parameter or other trait of the members over generations.
 
-    `column` has the values by (generation, slot). The area of a dot shows how many members have the value.
+    `column` has the values by (generation, slot); `number` makes the figure's ids unique on the page. The area of a dot
+    shows how many members have the value.
     """
     categories = sorted({value for value in column.values() if isinstance(value, str)})
     place: dict[float | str, float] = {category: float(i) for i, category in enumerate(categories)}

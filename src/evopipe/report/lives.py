@@ -15,19 +15,33 @@ Key = tuple[int, int]
 
 @dataclass
 class Life:
-    """The history of one member in a run, from its birth or the run's start to its replacement or the run's end."""
+    """The history of one member in a run, from its birth or the run's start to its replacement or the run's end.
+
+    Attributes:
+        id: the member's id.
+        slot: the member's place in the population.
+        parent: the id of the member that it was cloned from; None for a trial.
+        since: environment steps of the population at the member's birth.
+        hyper: the hyper-parameters by name.
+        made: the mutation and what it changed, as text; empty if nothing changed.
+        why: the reason for the birth, as text.
+        steps: environment steps that the member has trained for, including its ancestors' steps.
+        best: the best of its scores; NaN if it has none.
+        keys: the (generation, slot) of each generation in which it was scored.
+        end: the reason why the member was replaced or waits, as text.
+    """
 
     id: int
     slot: int
-    parent: int | None  # the id of whom it was cloned from; None of a trial
-    since: int  # steps of the population until then
+    parent: int | None
+    since: int
     hyper: Mapping[str, Any]
-    made: str  # by which mutation, and what that changed; empty where nothing changed
-    why: str  # it began, in words
-    steps: int = 0  # that it has lived, its ancestors' before
-    best: float = math.nan  # of its scores
-    keys: list[Key] = field(default_factory=list)  # where it lived
-    end: str = ""  # why it is gone, or waits, in words
+    made: str
+    why: str
+    steps: int = 0
+    best: float = math.nan
+    keys: list[Key] = field(default_factory=list)
+    end: str = ""
 
     @classmethod
     def of(cls, child: Born, since: int) -> Life:

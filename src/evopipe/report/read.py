@@ -28,21 +28,35 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Node:
-    """The state of one member at the end of one generation: its scores, its parent, how it was made, its
-    hyper-parameters."""
+    """The state of one member at the end of one generation.
+
+    Attributes:
+        key: the (generation, slot).
+        id: the member's id, which it keeps while it survives.
+        parent: the (generation, slot) in which the parent was last scored; None for initial weights.
+        fitness: the score; NaN if the member diverged.
+        gain: the fitness minus the parent's; NaN if one of them is missing.
+        kind: the kind of the mutation that made the member.
+        change: what the mutation changed, as text.
+        survived: whether the member is its own parent, one generation older.
+        network: a short description of the architecture.
+        traits: hyper-parameters and traits of the architecture by name.
+        steps: environment steps that the member has trained for.
+        why: the reason why the member is in its slot, as text.
+    """
 
     key: Key
-    id: int  # its name in the lineage; it keeps it while it survives
-    parent: Key | None  # where that one was last scored; None of one that began from first weights
-    fitness: float  # NaN if it diverged
-    gain: float  # over the parent; NaN if there is nothing to compare
-    kind: str  # of the mutation that made it
-    change: str  # what that changed
-    survived: bool  # it is its parent, one generation older
+    id: int
+    parent: Key | None
+    fitness: float
+    gain: float
+    kind: str
+    change: str
+    survived: bool
     network: str
-    traits: Mapping[str, float | str]  # hyper-parameters by name, then what describes the architecture
-    steps: int = 0  # that it has lived
-    why: str = ""  # it is in its slot
+    traits: Mapping[str, float | str]
+    steps: int = 0
+    why: str = ""
 
     @property
     def diverged(self) -> bool:
@@ -268,7 +282,18 @@ class _Replays:
 class FinishedRun:
     """The data of one finished run that the report shows, read from the files of its stages.
 
-    `policy` is the content of the elite's `policy.json`; `members` are the held-out scores of the last population.
+    Attributes:
+        generations: environment steps and the best score so far, for each generation.
+        nodes: the members' states by (generation, slot).
+        summary: the reason why the run ended, and its totals.
+        policy: the content of the elite's `policy.json`.
+        elite: the held-out scores of the best member.
+        members: the held-out scores of the last population.
+        timing: seconds and steps of each generation.
+        told: figures and completions of language models; None for other runs.
+        signals: means of the training signals by name, for each (generation, slot).
+        lives: the histories of members, if they did not all train at the same time; else empty.
+        replays: the results of `evopipe replay` for this elite; None if there are none.
     """
 
     generations: tuple[_Generation, ...]
@@ -278,10 +303,10 @@ class FinishedRun:
     elite: _Held
     members: tuple[_Held, ...]
     timing: tuple[_Timing, ...]
-    told: _Told | None = None  # of language models
-    signals: Mapping[Key, Mapping[str, float]] = field(default_factory=dict)  # means by name
-    lives: tuple[Life, ...] = ()  # of a search whose members did not live in lockstep
-    replays: _Replays | None = None  # of this elite
+    told: _Told | None = None
+    signals: Mapping[Key, Mapping[str, float]] = field(default_factory=dict)
+    lives: tuple[Life, ...] = ()
+    replays: _Replays | None = None
 
     @cached_property
     def slots(self) -> int:

@@ -185,8 +185,9 @@ def step(
 def gather(chosen: Sequence[Tensor], places: Sequence[Any]) -> np.ndarray:
     """Return the actions `[P, E, …]` of all cohorts as one NumPy array, in the order of slots.
 
-    `places` has the indices of each cohort's members in that order, or is `EVERYONE` if there is one cohort, in order
-    already. The copies from the device to the host all start before the first of them is waited for.
+    `chosen` has the actions of each cohort. `places` has, for each cohort, the indices of its members among all P; it
+    is `EVERYONE` if there is one cohort with all members in order. The copies from the device to the host all start
+    before the first of them is waited for.
     """
     if places is EVERYONE:
         return np.asarray(chosen[0].cpu())

@@ -14,22 +14,39 @@ class Clock:
     A tick is one step in every environment of the living members (those that train now); offline, a tick is one step of
     learning from the dataset. Living members have all trained equally long: `tick` counts their ticks, and jumps when
     other members take their turn.
+
+    Attributes:
+        members: the number of members.
+        envs: the number of environments of each member.
+        each: ticks of a generation.
+        total: ticks of a member's whole training.
+        tick: ticks that each living member has trained for.
+        here: ticks of the living members in this generation.
+        generation: the number of generations that are over.
+        env_steps: environment steps of the population's training.
+        eval_steps: environment steps of evaluations.
+        broken: the number of broken transitions: an environment returned a number that is not finite, or no legal
+            action.
+        broken_here: the number of broken transitions in this generation.
+        rewarded: whether any reward so far was other than 0.
+        living: the number of living members.
+        ticks: all ticks so far, whichever members were living.
     """
 
-    members: int  # P
-    envs: int  # E
-    each: int  # ticks of a generation
-    total: int  # ticks of a member's life
-    tick: int = 0  # ticks of those who live now, so far
-    here: int = 0  # their ticks of this generation
-    generation: int = 0  # generations that are over
-    env_steps: int = 0  # environment steps of the population
-    eval_steps: int = 0  # those of evaluations
-    broken: int = 0  # transitions that the environment broke
-    broken_here: int = 0  # those of this generation
-    rewarded: bool = False  # whether any reward so far, of the dataset or of a step, was another than 0
-    living: int = 0  # members that live now
-    ticks: int = 0  # ticks so far, whoever lived
+    members: int
+    envs: int
+    each: int
+    total: int
+    tick: int = 0
+    here: int = 0
+    generation: int = 0
+    env_steps: int = 0
+    eval_steps: int = 0
+    broken: int = 0
+    broken_here: int = 0
+    rewarded: bool = False
+    living: int = 0
+    ticks: int = 0
 
     @classmethod
     def of(cls, spec: Spec, members: int) -> Clock:
@@ -60,7 +77,7 @@ class Clock:
         """Add one or more ticks to the counters.
 
         Args:
-            broken: the number of broken transitions in these ticks.
+            broken: the number of broken transitions (see the class) in these ticks.
             rewarded: whether a reward in these ticks may be other than 0.
             ticks: the number of ticks.
         """

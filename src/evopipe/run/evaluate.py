@@ -127,9 +127,15 @@ class Watch(Protocol):
 
 @dataclass(frozen=True)
 class HeldOut:
-    """An object that scores members in the final evaluation, made of the functions `evaluate` and `close`.
+    """An object that scores members in the final evaluation, made of two functions. It implements `Scoring`.
 
-    It implements `Scoring`. Shards that only evaluate use it in place of a `Regime`, and read its other attributes.
+    Shards that only evaluate use it in place of a `Regime`, whose attributes `warm`, `whole`, `threshold` and `remarks`
+    it has with values that say nothing.
+
+    Attributes:
+        evaluate: the function that plays the episodes, see `Scoring.evaluate`.
+        close: the function that closes the environments.
+        warm, whole, threshold, remarks: as in `Regime`.
     """
 
     evaluate: Callable[[Sequence[Cohort], np.ndarray, Callable[[], bool]], Episodes]

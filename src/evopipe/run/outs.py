@@ -63,11 +63,12 @@ def write_results(run: Run[Any], champion: Champion, about: Mapping[str, Any], f
 
 
 def write_timing(log: Path, curve: Sequence[Sequence[Any]], folder: Path) -> None:
-    """Write the seconds that each generation took, from a run's log of events. No other out has clock times.
+    """Write the seconds that each generation took, from a run's log of events and its learning curve `curve`. No other
+    out has clock times.
 
-    A run that was killed repeats what came after its last checkpoint, so the last entry of a generation counts. If two
-    processes shared a generation, the seconds and steps of the second are written. Generations that are missing in the
-    log are left out.
+    A run that was killed repeats what came after its last checkpoint, so the last entry of a generation counts. If a
+    run was stopped and continued within a generation, the seconds and steps of the second process are written.
+    Generations that are missing in the log are left out.
     """
     rows: dict[int, tuple[int, float, int, int]] = {}
     ends: dict[int, Sequence[Any]] = {int(row[0]): row for row in curve}

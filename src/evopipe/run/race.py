@@ -22,6 +22,8 @@ from evopipe.ops.statistics import mean_of_finite, standard_error
 
 _FIRST = 4  # episodes before the first look
 _CLEAR = 3.0  # standard errors
+_BATCH = 8  # episodes of a confirmation between two looks
+_ERROR = 0.05  # the chance that one which would fail is taken for one that would succeed
 _GIVEN_UP = 2.0  # those of a confirmation: wrongly given up, it costs a generation; kept up, a hundred episodes
 
 Play = Callable[[Sequence[int], slice], np.ndarray]
@@ -87,13 +89,47 @@ def hopeless(returns: np.ndarray, bar: float, n: int, least: int = 2 * _FIRST, e
     """Return whether the returns `[k]` of the first episodes show that the mean of all `n` episodes will be below
     `bar`.
 
-    This needs at least `least` finite returns, whose mean lies at least `errors` standard errors below `bar`.
+    The result is True if there are at least `least` finite returns, and their mean lies more than `errors` standard
+    errors below `bar`.
     """
     found = returns[np.isfinite(returns)]
     if len(found) < least:
         return False
     error = standard_error(found) * math.sqrt(1.0 - len(returns) / n)  # of these n: what is played is certain
     return bool(found.mean() + errors * error < bar)
+
+
+def batches(n: int) -> Iterator[slice]:
+    """Yield slices of `n` episodes: those to be played before each look at a confirmation."""
+    return (slice(first, min(first + _BATCH, n)) for first in range(0, n, _BATCH))
+
+
+def reached(returns: np.ndarray, bar: float, lowest: float, n: int, errors: float = 0.0) -> bool:
+    """Return whether returns `[k]` imply that the mean of all `n` episodes, less so many standard errors of it, will be
+    at or above a bar.
+
+    It is a test by betting, without replacement (Waudby-Smith & Ramdas, 2020, https://arxiv.org/abs/2006.04347). If the
+    mean of all were below the bar, the mean of those to come would be below m = (n · bar − sum so far) / (n − k). Who
+    bets all on the next return x has (x − lowest) / (m − lowest) times as much then: no more than before on average. So
+    he ever has twenty times as much in at most one case of twenty (Ville's inequality), however often one looks.
+
+    Args:
+        returns: those played, in the order of their seeds; one that is not finite counts as the lowest.
+        bar: the mean to be reached.
+        lowest: what no return is below.
+        n: how many episodes there are in all.
+        errors: standard errors by which the mean must clear the bar, now and, as if one more episode had the lowest
+            return, at the end.
+    """
+    found = np.where(np.isfinite(returns), returns, lowest)
+    if found.min() <= lowest or found.mean() - errors * standard_error(found) < bar:
+        return False
+    aim = bar + errors * float(np.append(found, lowest).std(ddof=1)) / math.sqrt(n)
+    before = found.cumsum() - found
+    needed = (n * aim - before) / (n - np.arange(len(found)))  # m of each episode before it
+    if (needed <= lowest).any():
+        return True
+    return bool(np.log((found - lowest) / (needed - lowest)).sum() >= -math.log(_ERROR))
 
 
 def _clear(returns: np.ndarray) -> np.ndarray:

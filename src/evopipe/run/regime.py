@@ -25,14 +25,23 @@ class Setup:
     """The parts from which a regime is built: configuration, clock, keys, dataset, and helper processes.
 
     No result depends on the numbers of workers and learners.
+
+    Attributes:
+        spec: the configuration.
+        clock: the run's counters.
+        keys: `[P]`, the members' random keys.
+        warm: the dataset, as transitions: offline all that is learned from, else in the replay buffer before the first
+            step; None for no dataset.
+        workers: worker processes that step the environments; None steps them in this process.
+        learners: the number of processes that may compute updates, including this one.
     """
 
     spec: EnvSpec
-    clock: Clock  # the run's
-    keys: np.ndarray  # of the members, [P]
-    warm: Transitions | None = None  # to learn from: offline the dataset, else before the first step
-    workers: Workers | None = None  # worker processes for the environments; None steps them in this process
-    learners: int = 1  # processes that may learn, this one included
+    clock: Clock
+    keys: np.ndarray
+    warm: Transitions | None = None
+    workers: Workers | None = None
+    learners: int = 1
 
 
 class Scoring(Protocol):
@@ -41,8 +50,8 @@ class Scoring(Protocol):
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         """Set the members that act and are scored from now on, in groups (cohorts) that are computed as one batch.
 
-        The cohorts' tensors change in place. Members that are in no cohort wait: they take no steps, and continue
-        unchanged when a later call includes them again.
+        The cohorts' tensors change in place. Members that are in no cohort wait: a waiting member takes no steps, and
+        continues unchanged when a later call includes it again.
         """
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
@@ -60,11 +69,16 @@ class Regime(Scoring, Protocol):
     """The protocol of a training loop over one kind of data, such as replay buffers, rollouts or a dataset.
 
     A `Run` calls these methods. The run counts generations, but has no access to environments.
+
+    Attributes:
+        warm: the number of transitions that the memory had at the start.
+        threshold: the score at which the task counts as solved; None if the task does not name one.
+        whole: whether `state` may be saved: False after a failure in the middle of a tick.
     """
 
-    warm: int  # transitions that were there from the start
-    threshold: float | None  # the score at which the task counts as solved, if it names one
-    whole: bool  # whether `state` is one moment's: not after something failed half-way
+    warm: int
+    threshold: float | None
+    whole: bool
 
     @property
     def remarks(self) -> Sequence[str]:

@@ -23,7 +23,7 @@ from evopipe.ops.statistics import mean_of_finite, standard_error
 from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes
-from evopipe.run.race import hopeless, looks, race
+from evopipe.run.race import batches, hopeless, looks, race, reached
 from evopipe.run.regime import Regime
 from evopipe.run.spec import JobT, fresh
 from evopipe.searchers.apply import NOBODY, carry_out
@@ -39,8 +39,13 @@ _BROKEN_SHARE = 0.1  # of a member's evaluation episodes that may be broken
 class Champion:
     """The best member of all generations so far, as it was in its best generation, with its score.
 
-    `score` is a mean return and `error` its standard error; `confirmed` is True if they come from a second, longer
-    evaluation. `returns` `[n]` are the returns on the run's evaluation seeds, not finite if the environment broke.
+    Attributes:
+        member: the member.
+        score: the mean return.
+        error: the standard error of the score.
+        confirmed: whether score and error come from a second, longer evaluation.
+        generation: the member's best generation.
+        returns: `[n]`, the returns on the run's evaluation seeds; not finite if the environment broke.
     """
 
     member: Member
@@ -58,6 +63,13 @@ class Run(Generic[JobT]):
     In a generation, members that have trained equally long form a group, and the groups train one after another: `turn`
     switches to the next of the `waiting` groups. `advance` and `close` are the methods of the run's regime. `state()`
     returns the state between two steps; `restore()` continues from this state bit for bit.
+
+    Args:
+        spec: the configuration.
+        regime: the regime, a training loop over one kind of data.
+        clock: the counters, which the regime shares.
+        members: the initial members.
+        births: the mutation that made each of these members; None if there were none.
     """
 
     def __init__(
@@ -307,20 +319,22 @@ class Run(Generic[JobT]):
         return Episodes(returns, np.zeros(returns.shape, np.int64), steps, cut=cut)
 
     def _confirm(self, best: Member, bar: float, stopped: Callable[[], bool]) -> tuple[Episodes, bool]:
-        """Score a member again, and say whether by all episodes: in a race it ends where the member is clearly below
-        the bar, or the target."""
-        seeds, alone = self.spec.seeds(Purpose.CONFIRM, self.spec.train.confirm_episodes), self.spec.form_alone(best)
-        bar = max(bar, self._bar)
-        whole = not (self.spec.racing and math.isfinite(bar))
+        """Score a member again, and say whether that confirms it: by all episodes, or, if it is sequential, by as many
+        as imply the target. In a race too it ends where the member is clearly below the bar, or the target."""
+        p, train = self.spec, self.spec.train
+        seeds, alone = p.seeds(Purpose.CONFIRM, train.confirm_episodes), p.form_alone(best)
+        bar, lowest = max(bar, self._bar), train.lowest_score if p.sequential and self.target is not None else None
+        whole = not ((p.racing or p.sequential) and math.isfinite(bar))
         found: list[Episodes] = []
-        for part in [slice(None)] if whole else looks(len(seeds)):
+        for part in [slice(0, len(seeds))] if whole else (batches if p.sequential else looks)(len(seeds)):
             found.append(self.regime.evaluate(alone, seeds[part], stopped))
             returns, lengths = (
                 np.concatenate(x, axis=1) for x in zip(*((e.returns, e.lengths) for e in found), strict=True)
             )
-            if hopeless(returns[0], bar, len(seeds)):
+            clear = lowest is not None and reached(returns[0], bar, lowest, len(seeds), train.target_sigmas)
+            if clear or hopeless(returns[0], bar, len(seeds)):
                 break
-        return Episodes(returns, lengths, sum(each.steps for each in found)), whole or part.stop == len(seeds)
+        return Episodes(returns, lengths, sum(each.steps for each in found)), clear or part.stop == len(seeds)
 
     def _crown(
         self, played: Episodes, members: Sequence[Member], stopped: Callable[[], bool]
@@ -465,7 +479,8 @@ class Run(Generic[JobT]):
     def restore(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> int:
         """Restore a state that `state` returned.
 
-        The result is the number of environments that could not be restored because they are not deterministic.
+        `tensors` and `meta` are the two results of `state`. The result is the number of environments that could not be
+        restored because they are not deterministic.
         """
         for name in _KEPT:
             setattr(self, name, meta[name])

@@ -93,7 +93,18 @@ class Home:
 
 @dataclass
 class Session(Generic[JobT]):
-    """A run with its checkpoints, stop signal, trackers and folders. `Session.opened` makes one."""
+    """A run with its checkpoints, stop signal, trackers and folders. `Session.opened` makes one.
+
+    Attributes:
+        run: the run.
+        store: the store of the run's checkpoints.
+        stop: the signal that asks the run to stop.
+        tracker: the object that shows progress and warnings on the console and writes them to the log.
+        trackers: the block `tracking` of the parameters.
+        home: the folders and lock files.
+        described: the part of a policy's description that depends on the problem, as JSON data.
+        problems: a function that is called between ticks and returns warnings for the user.
+    """
 
     run: Run[JobT]
     store: CheckpointStore
@@ -101,8 +112,8 @@ class Session(Generic[JobT]):
     tracker: Tracker
     trackers: TrackingConfig
     home: Home
-    described: Mapping[str, Any]  # what a policy's description says
-    problems: Callable[[], Iterable[str]] = list  # asked between ticks for warnings to show
+    described: Mapping[str, Any]
+    problems: Callable[[], Iterable[str]] = list
 
     @classmethod
     @contextlib.contextmanager
@@ -112,7 +123,14 @@ class Session(Generic[JobT]):
     ) -> Iterator[Self]:  # fmt: skip
         """Make a run, take its locks, and track it inside a `with` block; the block receives the session.
 
-        Trackers show the run as `name`, or by default as the DVC experiment.
+        Args:
+            problem: what the run works on.
+            members: the initial members.
+            births: the mutation that made each of these members; None if there were none.
+            tracked: the trackers, and the parameters that they show.
+            home: the folders and lock files.
+            quiet: whether progress is not printed.
+            name: the run's name in trackers; None for the name of the DVC experiment.
 
         Raises:
             BusyError: another process trains the same run, or writes to the same folder.

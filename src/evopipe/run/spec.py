@@ -46,7 +46,18 @@ _SHARED, _LONG = 1e6, 2e6
 @dataclass(frozen=True, kw_only=True)
 class Spec(ABC):
     """The configuration of a run: algorithm, search, selection and mutation. Subclasses add the environment or base
-    model."""
+    model.
+
+    Attributes:
+        seed: the run's seed.
+        train: the block `train` of the parameters.
+        tournament, mutation, search: the settings of selection, of mutation and of the search strategy.
+        algo: the module of the algorithm.
+        algo_config: the algorithm's block of the parameters.
+        device: the device of the members' tensors.
+        cohorts: `runtime.cohorts`: `merged` lets unlike members share a padded batch, `exact` only like members.
+        paths: which fast implementations training uses.
+    """
 
     seed: int
     train: Any
@@ -57,7 +68,7 @@ class Spec(ABC):
     algo_config: Any
     device: torch.device
     cohorts: Literal["merged", "exact"] = "merged"
-    paths: Paths = field(default_factory=Paths, repr=False, compare=False)  # the fast paths that training takes
+    paths: Paths = field(default_factory=Paths, repr=False, compare=False)
 
     @property
     @abstractmethod
@@ -111,6 +122,11 @@ class Spec(ABC):
     def racing(self) -> bool:
         """Whether evaluation is a race, in which a member stops playing once its rank can change no decision (see
         `race`)."""
+        return False
+
+    @property
+    def sequential(self) -> bool:
+        """Whether a confirmation ends as soon as it is clear how it will end."""
         return False
 
     @property
@@ -192,7 +208,7 @@ class Spec(ABC):
         return form([member], self.algo.State, self.widths, self.device, self.pace, "exact")
 
     def check(self, members: Sequence[Member]) -> str | None:
-        """Check members that were read from a file; return a sentence that says how they differ from this
+        """Check members that were read from a file; return a sentence that says how the members differ from this
         configuration.
 
         The result is None if the members fit.
@@ -213,8 +229,8 @@ class Spec(ABC):
         return None
 
     def seeds(self, purpose: Purpose, n: int) -> np.ndarray:
-        """Return `n` environment seeds for a purpose, such as evaluation, `[n]`; they are fixed in a run and equal for
-        all members."""
+        """Return `n` environment seeds for a purpose, such as evaluation, `[n]`; the seeds are fixed in a run and equal
+        for all members."""
         seeds: np.ndarray = rng.seeds(np.full(n, rng.run_key(self.seed)), purpose, np.arange(n))
         return seeds
 
@@ -224,11 +240,17 @@ JobT = TypeVar("JobT", bound=Spec)
 
 @dataclass(frozen=True, kw_only=True)
 class EnvSpec(Spec):
-    """The configuration of a run in an environment: environment, spaces, algorithm, search, selection and mutation."""
+    """The configuration of a run in an environment: environment, spaces, algorithm, search, selection and mutation.
+
+    Attributes:
+        env: the block `env` of the parameters.
+        train: the block `train` of the parameters.
+        spaces: the environment's spaces, as far as the algorithm needs them.
+    """
 
     env: EnvConfig
     train: TrainConfig
-    spaces: Spaces  # what the algorithm knows of the environment's
+    spaces: Spaces
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "algo_config", self.algo_config.at(self.spaces))
@@ -256,7 +278,7 @@ class EnvSpec(Spec):
 
     @property
     def made_for(self) -> Mapping[str, Any]:
-        """The environment's spaces as JSON data: they identify what members are made for besides the algorithm."""
+        """The environment's spaces as JSON data, which identify what members are made for besides the algorithm."""
         return self.spaces.to_json()
 
     @property
@@ -271,7 +293,7 @@ class EnvSpec(Spec):
     def overlapped(self) -> bool:
         """Whether worker processes step the environments while this process computes updates.
 
-        This is not so for on-policy algorithms, nor if an update takes so long that every process should compute
+        The value is False for on-policy algorithms, and if an update takes so long that every process should compute
         updates.
         """
         return self._learns_from_memory and self._work < _LONG
@@ -303,6 +325,11 @@ class EnvSpec(Spec):
         """Whether evaluation is a race, in which a member stops playing once its rank can change no decision (see
         `race`)."""
         return self.train.evaluation == "race"
+
+    @property
+    def sequential(self) -> bool:
+        """Whether a confirmation ends as soon as it is clear how it will end."""
+        return self.train.confirmation == "sequential"
 
     @property
     def seeds_apart(self) -> bool:
@@ -411,16 +438,19 @@ class EnvSpec(Spec):
         return self.spaces.who.groups(self.algo_config.groups)
 
     def score(self, returns: np.ndarray) -> np.ndarray:
-        """Return the scores of episodes, `[…]`, from the agents' returns `[…, K]`: their sum or mean, as `score` is
-        configured."""
+        """Return the scores of episodes, `[…]`, from the agents' returns `[…, K]`.
+
+        A team's score is the sum or the mean of its agents' returns, as the algorithm's parameter `score` says. An
+        environment without a team has one agent, K = 1.
+        """
         if not self.spaces.by_agent:
             return returns[..., 0]
         scores: np.ndarray = returns.sum(axis=-1) if self.algo_config.score == "sum" else returns.mean(axis=-1)
         return scores
 
     def of_agents(self, returns: np.ndarray) -> dict[str, np.ndarray]:
-        """Return what an evaluation reports beside the scores: for a team the agents' returns `[…, K]`, otherwise
-        nothing."""
+        """Return the results that an evaluation has in addition to scores, by name: for a team, the agents' `returns`
+        `[…, K]` under the key `agents`; else an empty dict."""
         return {"agents": returns} if self.spaces.by_agent else {}
 
 

@@ -70,8 +70,8 @@ class Tally:
     def settle(self, good: Tensor | None = None) -> None:
         """Add all stored rewards and episodes to `sums`.
 
-        If `good` `[R]` bool is given, the rewards of exactly one step are stored, and of the episodes that end in this
-        step only the good ones count.
+        `good` `[R]` bool may be given if exactly one step was added since the last call. Of the episodes that ended in
+        this step, only those of environments for which it is True count.
         """
         if self._whole:
             slots, returns, lengths, *own = (np.concatenate(each) for each in zip(*self._whole, strict=True))

@@ -23,14 +23,20 @@ _WHOLE = ("rows", "group_size", "batch_size", "epochs")  # what members of a coh
 
 @dataclass(frozen=True, kw_only=True)
 class TextSpec(Spec):
-    """The configuration of a run of language models: base model, task, algorithm, search, selection and mutation."""
+    """The configuration of a run of language models: base model, task, algorithm, search, selection and mutation.
+
+    Attributes:
+        language: the block `language` of the parameters.
+        train: the block `train` of the parameters.
+        base: the base model with its tokenizer.
+        begun: the architecture of the initial members if they are small GPTs of an earlier run; None for that of
+            `language.gpt`.
+    """
 
     language: LanguageConfig
     train: TextTrain
     base: Base
-    begun: GPT | None = (
-        None  # what members start with, where they go on from another run's; else as `language.gpt` says
-    )
+    begun: GPT | None = None
 
     @property
     def name(self) -> str:

@@ -65,8 +65,8 @@ class World:
     """The environments on the host in which a population trains: a pool of `P · E` rows, E for each of P members.
 
     Each episode is begun with a seed of its own, drawn from the member's key `[P]`. For a team, members see the agents
-    as adjacent rows, `[P, E · K]` in place of `[P, E]`. Only living members (those that train now) step; the shapes of
-    the methods count only these. The environments of the others stay as they are.
+    as adjacent rows, `[P, E · K]` in place of `[P, E]`. Only living members (those that train now) step; in the
+    methods, P counts only living members. The environments of all other members stay as they are.
 
     Attributes:
         rows: the rows of living members; None if all members train.
@@ -96,8 +96,8 @@ class World:
         self.pool.reset(rows, seeds)
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
-        """Use the members of these cohorts (groups computed as one batch) from now on, and begin a generation of
-        them."""
+        """Use the members of these cohorts (groups computed as one batch) from now on, and begin a generation of these
+        members."""
         places: list[Any] = places_of(cohorts)
         self.rows, self._living = rows_of(cohorts, self._clock)
         self._places = EVERYONE if places == [[*range(self._living)]] else places
@@ -162,8 +162,8 @@ class World:
     def gave(self, step: RowStep) -> list[Tensor]:
         """Return the results of a step: next observation, reward, terminated, truncated and broken, `[P, E, …]` each.
 
-        For a team `next_alive` follows. An agent that had left, or whose action the environment set, counts as broken,
-        because it cannot learn from the step.
+        For a team `next_alive` follows. `broken` is True where nothing can be learned from the step: a number is not
+        finite, no action is legal, or an agent had left or its action was set by the environment.
         """
         gave = [step.obs, step.reward, step.terminated, step.truncated]
         if self._idle is None:
@@ -207,7 +207,8 @@ class World:
     def restore(self, tensors: Mapping[str, Tensor]) -> np.ndarray:
         """Restore the state that `state` returned.
 
-        The result has the indices of environments whose episodes could not be restored; new episodes were begun there.
+        The result has the indices of environments whose episodes could not be restored; new episodes were begun in
+        these environments.
         """
         self.begun[:] = tensors["episodes"].numpy()
         self.tally.restore(tensors)
@@ -257,7 +258,7 @@ def _seeds(keys: np.ndarray, begun: np.ndarray, rows: np.ndarray, ahead: int) ->
 
 
 def legal_actions(spec: EnvSpec, pool: Any, members: int, envs: int) -> Tensor:
-    """Return the legal actions in environments that are tensors, `[P, E · K, A]` bool; they never change."""
+    """Return the legal actions in environments that are tensors, `[P, E · K, A]` bool. Legal actions never change."""
     legal = torch.ones(members, envs * spec.spaces.agents, spec.actions, dtype=torch.bool, device=pool.device)
     if spec.spaces.team is not None:
         legal &= torch.from_numpy(pool.team.free).to(pool.device).repeat(envs, 1)
@@ -265,7 +266,8 @@ def legal_actions(spec: EnvSpec, pool: Any, members: int, envs: int) -> Tensor:
 
 
 def in_slots(spec: EnvSpec, chosen: Sequence[Tensor], places: Sequence[Tensor]) -> Tensor:
-    """Return the actions that all cohorts chose, `[P, E, …]` each, as one tensor `[P · E, …]` in the order of slots."""
+    """Return the actions that all cohorts chose, `[P, E, …]` each, as one tensor `[P · E, …]` in the order of slots.
+    `places` has, for each cohort, the indices of its members among all P."""
     actions = chosen[0] if len(chosen) == 1 else torch.cat(list(chosen))
     order = torch.cat(list(places)).argsort()
     actions = actions[order].flatten(0, 1)
@@ -387,7 +389,11 @@ class TensorWorld:
     def packed(self, layout: RowLayout, obs: Tensor, actions: Tensor, step: TensorStep) -> Tensor:
         """Return the transitions of a step as packed rows `[R, size]` for a replay buffer.
 
-        `obs` `[P, E · K, O]` are the observations on which members acted.
+        Args:
+            layout: the layout of a row.
+            obs: `[P, E · K, O]`, the observations on which members acted.
+            actions: `[R, …]`, the actions.
+            step: the results of the step.
         """
         rows = len(actions)
         legal = self._legal.view(rows, -1, self._legal.shape[-1])
@@ -424,10 +430,11 @@ class TensorWorld:
 
     @property
     def bearable(self) -> int:
-        """The number of ticks (steps of all environments) that may be taken before the next call of `refuse_broken`.
+        """The number of ticks (steps of all environments) that may be taken before the next call of `refuse_broken`, at
+        least 1.
 
-        The number is at least 1. In the worst case, in which all transitions of these ticks are broken, the limit on
-        broken transitions is reached only at that call.
+        Even if all transitions of these ticks are broken, the number of broken transitions does not exceed the limit of
+        `refuse_broken` before that call.
         """
         if self.pool.sound:
             return self._clock.generation_ticks

@@ -441,6 +441,14 @@ class TrainConfig(Schema):
     confirm_episodes: int = Field(
         100, ge=2, le=10**5, description="episodes that confirm a new best member that clears the target"
     )
+    confirmation: Literal["full", "sequential"] = Field(
+        "full", description="`full`: all these episodes; `sequential`: until it is clear how they will end"
+    )
+    lowest_score: float | None = Field(
+        None,
+        description="a score below which no episode can fall; without it a sequential confirmation ends early only if "
+        "it fails",
+    )
     target_sigmas: float = Field(2.0, ge=0.0, description="standard errors by which the confirmed mean must clear it")
     normalise: NormaliseConfig = Field(default_factory=NormaliseConfig)
     replay: ReplayConfig = Field(default_factory=ReplayConfig)

@@ -59,8 +59,8 @@ class Schema(BaseModel):
 
     @classmethod
     def unknown_keys(cls, names: list[str]) -> list[Problem]:
-        """Return a (key, sentence) pair for each key that is not a field of the block; called for a block with
-        `extra="allow"`."""
+        """Return a (key, sentence) pair for each of these keys, which are not fields of the block. It is called for a
+        block with `extra="allow"`."""
         return [((name,), unknown_key(name, cls.model_fields)) for name in names]
 
     @model_validator(mode="wrap")
@@ -172,7 +172,7 @@ class AlgoConfig(Schema):
 
     @property
     def spaces(self) -> Spaces:
-        """The spaces of the environment for which the configuration is used; `at` sets them."""
+        """The spaces of the environment for which the configuration is used; `at` sets the spaces."""
         private = self.__pydantic_private__  # read at every update: pydantic's own way there takes five times as long
         spaces: Spaces | None = private["_spaces"] if private else None
         if spaces is None:

@@ -155,8 +155,8 @@ class TextFetch(Schema):
 
 
 class TextTrain(Schema):
-    """Settings of the training. A step is one batch of prompts, with the updates from their completions. For algorithms
-    that learn from a dataset, a step is one batch of rows."""
+    """Settings of the training. A step is one batch of prompts, with the updates from the completions of these prompts.
+    For algorithms that learn from a dataset, a step is one batch of rows."""
 
     algo: str = Field("grpo", description="which algorithm: a block of `algos`")
     max_steps: int = Field(100, ge=1, le=10**9, description="steps of each member")

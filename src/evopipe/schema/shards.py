@@ -10,8 +10,8 @@ from evopipe.schema.declare import Schema
 
 
 class ShardsConfig(Schema):
-    """Settings that divide the population among processes, on one machine or several; they change no result. The block
-    may be left out; see docs/scale.md."""
+    """Settings that divide the population among processes, on one machine or several; the settings change no result.
+    The block may be left out; see docs/scale.md."""
 
     engine: Literal["none", "ray", "accelerate"] = Field(
         "none",

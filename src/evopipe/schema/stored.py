@@ -53,7 +53,17 @@ class _Stored(BaseModel):
 
 
 class StoredArch(_Stored):
-    """The schema of a perceptron's architecture in a JSON file, see `core.arch.Arch.to_json`."""
+    """The schema of a perceptron's architecture in a JSON file, see `core.arch.Arch.to_json`.
+
+    Attributes:
+        encoder, head: the blocks of hidden layers, each as a list of numbers; see `core.arch`.
+        latent: the width between encoder and head.
+        activation: the name of the activation function.
+        layer_norm: whether there is layer normalisation before every activation.
+        images: the positions and shapes of images in an observation.
+        convs: the convolution layers.
+        kind: the kind of the encoder.
+    """
 
     encoder: _Blocks
     latent: _Width
@@ -68,7 +78,11 @@ class StoredArch(_Stored):
 class StoredGPT(_Stored):
     """The schema of a small GPT's architecture in a JSON file, see `language.gpt.GPT`.
 
-    It has heads and nodes of each layer, widths, and the most tokens of a row.
+    Attributes:
+        layers: the numbers of heads and of feed-forward nodes of each layer.
+        hidden: the width of the residual stream.
+        head: the width of an attention head.
+        length: the most tokens of a row.
     """
 
     layers: Annotated[tuple[_Heads, ...], Field(min_length=1, max_length=64, strict=False)]
@@ -78,14 +92,30 @@ class StoredGPT(_Stored):
 
 
 class StoredModule(_Stored):
-    """The schema of a reference to a user's own network in a JSON file, see `core.module`."""
+    """The schema of a reference to a user's own network in a JSON file, see `core.module`.
+
+    Attributes:
+        module: the class, as `module:Class`.
+        arguments: the keyword arguments of the class.
+    """
 
     module: Annotated[str, Field(max_length=200)]
     arguments: dict[str, Any] = Field(default_factory=dict)
 
 
 class StoredMember(_Stored):
-    """The schema of a member, without its tensors, in a JSON file, see `storage.members`."""
+    """The schema of a member, without its tensors, in a JSON file, see `storage.members`.
+
+    Attributes:
+        slot: the member's place in the population.
+        id: the member's id.
+        parent: the id of its parent; null for initial weights.
+        key: the random key.
+        arch: the architecture.
+        hyper: the hyper-parameters by name.
+        healthy: false if the member diverged.
+        fitness: the scores so far; null for a score that is not finite.
+    """
 
     slot: Count
     id: Count
@@ -110,7 +140,18 @@ class _StoredLeaf(_Stored):
 
 
 class StoredSpaces(_Stored):
-    """The schema of one agent's observation and action spaces in `policy.json`."""
+    """The schema of one agent's observation and action spaces in `policy.json`.
+
+    Attributes:
+        observations: the number of values in an observation.
+        observation: the arrays of a nested observation; null for a plain vector.
+        actions: the number of actions, or of an action's dimensions.
+        action_start: the smallest action of a Discrete space.
+        action_kind: the kind of a space of several choices; null for other spaces.
+        action_shape: the shape of the environment's own action.
+        action_choices, action_starts: the number of values of each entry of an action, and its smallest value.
+        action_low, action_high: the bounds of a Box; null for other spaces.
+    """
 
     observations: _Side
     observation: Annotated[tuple[_StoredLeaf, ...], Field(min_length=1, max_length=4096, strict=False)] | None = None
@@ -125,7 +166,14 @@ class StoredSpaces(_Stored):
 
 
 class StoredPolicy(_Stored):
-    """The schema of the part of `policy.json` from which a policy is built, without its spaces."""
+    """The schema of the part of `policy.json` from which a policy is built, without its spaces.
+
+    Attributes:
+        algo: the algorithm's name.
+        arch: the architecture.
+        config: the algorithm's hyper-parameters.
+        critic: the names of exported networks that acting does not need.
+    """
 
     algo: str
     arch: dict[str, Any]

@@ -77,10 +77,16 @@ class About:
 
 @dataclass(frozen=True)
 class Living:
-    """The member of a slot, as a search strategy sees it: hyper-parameters, fitness and age, but no tensors.
+    """The member of a slot, as a search strategy sees it, without tensors.
 
-    `steps` are the environment steps that it has trained for. `fitness` has the results of its evaluations, after those
-    of its ancestors.
+    Attributes:
+        slot: the slot, a place in the population.
+        id: the member's id.
+        parent: the id of the member that it was copied from; None for initial weights.
+        hyper: the hyper-parameters by name.
+        steps: environment steps that the member has trained for, including its ancestors' steps.
+        fitness: the results of evaluations, first those of the ancestors, then the member's own.
+        healthy: False if the member diverged.
     """
 
     slot: int
@@ -220,7 +226,7 @@ class Searcher(Protocol):
 
 
 class Stateless:
-    """A base class of search strategies that decide by the history alone; their state is empty."""
+    """A base class of search strategies that decide by the history alone. The state of such a strategy is empty."""
 
     def state(self) -> dict[str, Any]:
         return {}

@@ -31,7 +31,16 @@ _Fitness = Annotated[
 class Scored:
     """The record of one member at the evaluation of a generation.
 
-    `fitness` is −∞ if the member has none, for example because it diverged.
+    Attributes:
+        slot: the member's place in the population.
+        id: the member's id.
+        parent: the id of its parent; None for a member with initial weights.
+        key: the slot's random key.
+        arch: the architecture.
+        hyper: the hyper-parameters by name.
+        healthy: False if the member diverged.
+        fitness: the score; −∞ if the member has none, for example because it diverged.
+        steps: environment steps that the member has trained for; None if all members have trained equally long.
     """
 
     slot: int
@@ -42,7 +51,7 @@ class Scored:
     hyper: Mapping[str, Any]
     healthy: bool
     fitness: _Fitness
-    steps: Annotated[int | None, Field(exclude_if=lambda steps: steps is None)] = None  # lived, if others lived more
+    steps: Annotated[int | None, Field(exclude_if=lambda steps: steps is None)] = None
 
     @classmethod
     def of(cls, m: Member, steps: int | None = None) -> Scored:
@@ -51,10 +60,17 @@ class Scored:
 
 @dataclass(frozen=True)
 class Born:
-    """The record of a slot's next member, with its parent and mutation.
+    """The record of a slot's next member. A member that stays in its slot is recorded as its own parent.
 
-    `parent` is the parent's id, and `parent_slot` the slot in which the parent was. Both are None for a member with
-    initial weights. A member that stays in its slot is recorded as its own parent.
+    Attributes:
+        slot: the member's place in the population.
+        id: the member's id.
+        parent: the parent's id; None for a member with initial weights.
+        parent_slot: the slot in which the parent was; None for a member with initial weights.
+        arch: the architecture.
+        hyper: the hyper-parameters by name.
+        mutation: the mutation that made the member.
+        why: the reason why the member is in its slot, as text.
     """
 
     slot: int
@@ -64,7 +80,7 @@ class Born:
     arch: _Architecture
     hyper: Mapping[str, Any]
     mutation: Mutation
-    why: Annotated[str, Field(exclude_if=lambda why: not why)] = ""  # it is in its slot, in words
+    why: Annotated[str, Field(exclude_if=lambda why: not why)] = ""
 
     @classmethod
     def of(cls, m: Member, mutation: Mutation, parent_slot: int | None = None, why: str = "") -> Born:
@@ -81,17 +97,23 @@ class Best:
 
 @dataclass(frozen=True)
 class Record:
-    """The record of one generation: its scored members, the best member so far, and the members of the next generation.
+    """The record of one generation. Record 0 has the initial members as `children`, and no scores.
 
-    Record 0 has the initial members as `children`, and no scores.
+    Attributes:
+        generation: the number of the generation.
+        step: environment steps of each member so far.
+        members: the members that were scored.
+        champion: the best member so far; None before the first evaluation.
+        children: the members of the next generation; empty after the last one.
+        restored: whether all members diverged, so that the run went back to an earlier generation.
     """
 
     generation: int
-    step: int  # environment steps of each member so far
-    members: tuple[Scored, ...] = ()  # as they were scored
-    champion: Best | None = None  # the best so far, None before the first
-    children: tuple[Born, ...] = ()  # the next generation; none after the last
-    restored: Annotated[bool, Field(exclude_if=lambda restored: not restored)] = False  # after all members diverged
+    step: int
+    members: tuple[Scored, ...] = ()
+    champion: Best | None = None
+    children: tuple[Born, ...] = ()
+    restored: Annotated[bool, Field(exclude_if=lambda restored: not restored)] = False
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = _RECORD.dump_python(self, mode="json")

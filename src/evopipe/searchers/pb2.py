@@ -148,7 +148,15 @@ def _quiet() -> Iterator[None]:
 
 class Bandit:
     """A Gaussian process that chooses points of the unit cube `[0, 1]^D` for one generation, by upper confidence
-    bounds."""
+    bounds.
+
+    Args:
+        points: `[N, D + 1]`, points with known gains; the last column is the time.
+        gains: `[N]`, the change of the score at each point.
+        time: the generation for which points are chosen.
+        here: points `[D]` of members that keep their hyper-parameters in this generation.
+        kernel: the covariance function; None fits that of `covariance`.
+    """
 
     def __init__(
         self, points: np.ndarray, gains: np.ndarray, time: int, here: Sequence[Sequence[float]], kernel: Any = None

@@ -47,8 +47,8 @@ def inside(bound: Bound, value: float) -> float:
 def at(space: Mapping[str, Bound], shares: Sequence[float]) -> dict[str, float]:
     """Map a point of the unit cube to hyper-parameter values, by name.
 
-    The point has one coordinate in [0, 1) for each hyper-parameter, in the order of sorted names. 0 is the low end of a
-    range, 1 the high end.
+    The point `shares` has one coordinate in [0, 1) for each hyper-parameter, in the order of sorted names. 0 is the low
+    end of a range, 1 the high end.
     """
     return {name: value_at(space[name], share) for name, share in zip(sorted(space), shares, strict=True)}
 
@@ -114,8 +114,8 @@ def drawn_values(
 ) -> dict[str, float]:  # fmt: skip
     """Draw the hyper-parameters of the run's trial `number`.
 
-    They are drawn around the configured values if the proposer is `prior` and the number is odd, else from the whole
-    space.
+    If the proposer is `prior` and the number is odd, the values are drawn around the configured ones; else they are
+    drawn from the whole space.
     """
     return prior_values(space, configured, draw) if proposer == "prior" and number % 2 else random_values(space, draw)
 
@@ -169,7 +169,8 @@ class Proposer:
             need_package("optuna", "search", f"search.proposer: {about.proposer}")
 
     def trial(self, history: History, draw: Draw, slot: int, why: str) -> Trial:
-        """Return the decision to begin a new trial in a slot, with chosen hyper-parameters.
+        """Return the decision to begin a new trial in a slot, with chosen hyper-parameters; `why` is the reason for it,
+        as text.
 
         The values depend on the history, the generation's random draw, the slot, and the trials that were chosen for
         other slots in this generation.

@@ -88,8 +88,8 @@ def windowed(fitness: Sequence[float], window: int) -> float:
 
 
 def draws(cfg: TournamentConfig, members: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw, with replacement, the members of each slot's tournament; return them as int64 `[P, size]`, each row
-    ascending."""
+    """Draw, with replacement, the members of each slot's tournament; return their indices as int64 `[P, size]`, each
+    row ascending."""
     import numpy as np
 
     return np.sort(rng.integers(0, members, (members, cfg.size)), axis=1)

@@ -29,14 +29,19 @@ _DTYPES = {
     "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8",
 }  # fmt: skip
 
-
-def dump_tensors(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """Return tensors as bytes in the safetensors format. Equal tensors give equal bytes."""
-    return b"".join(tensor_pieces(tensors))
+_NOTE = "note"  # the one key of the header's metadata
 
 
-def tensor_pieces(tensors: Mapping[str, torch.Tensor]) -> list[bytes | memoryview]:
+def dump_tensors(tensors: Mapping[str, torch.Tensor], note: str | None = None) -> bytes:
+    """Return tensors as bytes in the safetensors format, see `tensor_pieces`. Equal tensors give equal bytes."""
+    return b"".join(tensor_pieces(tensors, note))
+
+
+def tensor_pieces(tensors: Mapping[str, torch.Tensor], note: str | None = None) -> list[bytes | memoryview]:
     """Return tensors of any shapes and devices in the safetensors format, as a list of byte strings to be concatenated.
+
+    `note` is a text that the header stores, see `note_of`. There is only one, because the order of several would not be
+    kept.
 
     The byte strings are views of the memory of contiguous CPU tensors, so write them before the tensors change. Views
     avoid the copy of all bytes that safetensors' own writer makes.
@@ -44,7 +49,7 @@ def tensor_pieces(tensors: Mapping[str, torch.Tensor]) -> list[bytes | memoryvie
     Raises:
         DataError: the format cannot store a tensor's layout or type.
     """
-    header: dict[str, Any] = {}
+    header: dict[str, Any] = {} if note is None else {"__metadata__": {_NOTE: note}}
     pieces: list[bytes | memoryview] = []
     end = 0
     # Widest elements first keeps every tensor aligned; the name settles the rest.
@@ -87,6 +92,19 @@ def load_tensors(data: bytes, where: str = "tensors") -> dict[str, torch.Tensor]
     except (safetensors.SafetensorError, ValueError, KeyError, RuntimeError, AssertionError) as error:
         raise DataError(f"{where}: is not a valid safetensors file ({error}): {RESTORE}") from error
     return dict(sorted(tensors.items()))
+
+
+def note_of(data: bytes, where: str) -> str:
+    """Return the text in the header of safetensors bytes.
+
+    Raises:
+        DataError: there is none; the message begins with `where`.
+    """
+    try:
+        (length,) = struct.unpack_from("<Q", data)
+        return str(json.loads(data[8 : 8 + length])["__metadata__"][_NOTE])
+    except (struct.error, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DataError(f"{where}: its header does not say what its tensors are: {RESTORE}") from error
 
 
 def dump_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:

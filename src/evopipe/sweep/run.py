@@ -61,6 +61,7 @@ class SweptRun:
     mean: float
     interval: tuple[float, float]
     seconds: float
+    cpu_seconds: float  # of all stages; what a run that was killed had not saved is not known
 
     @classmethod
     def read(cls, setting: Setting, folder: Path) -> SweptRun:
@@ -72,7 +73,8 @@ class SweptRun:
         found = read_json(folder / layout.EVALUATION)
         try:
             mean, (low, high) = found["elite"]["mean"], found["elite"]["interval"]
-            return cls(setting, folder, float(mean), (float(low), float(high)), sum(_done(folder).values()))
+            spent = (sum(each.values()) for each in _spent(folder))
+            return cls(setting, folder, float(mean), (float(low), float(high)), *spent)
         except (KeyError, TypeError, ValueError):
             raise DataError(f"{folder / layout.EVALUATION}: is of no run; delete {folder} to run it again") from None
 
@@ -83,11 +85,15 @@ class SweptRun:
         return self.setting.label, score(self.mean), f"[{low}, {high}]", duration(self.seconds), str(self.folder)
 
 
-def sweep(settings: Sequence[Setting], top: Path, jobs: int, dataset: bool, tell: _Tell, warn: _Tell) -> list[SweptRun]:
+def sweep(
+    settings: Sequence[Setting], top: Path, jobs: int, dataset: bool, tell: _Tell, warn: _Tell,
+    keep: Callable[[SweptRun], None] = lambda run: None,
+) -> list[SweptRun]:  # fmt: skip
     """Run every setting in a folder of its own below `top`, `jobs` at a time; return the finished runs, the best first.
 
     A run that has finished before is not run again, and a run that was stopped continues. The failure of a run does not
-    stop the others. `dataset` says whether the stages that make a dataset run too.
+    stop the others. `dataset` says whether the stages that make a dataset run too. `keep` is called with each run as
+    soon as it has finished.
 
     Raises:
         BusyError: another sweep works in this folder.
@@ -106,7 +112,7 @@ def sweep(settings: Sequence[Setting], top: Path, jobs: int, dataset: bool, tell
     with contextlib.suppress(FileExistsError), (top.parent / ".gitignore").open("x", encoding="utf-8") as file:
         file.write("*\n")
     with RunLock(top / ".lock"), StopSignal() as stop:
-        runs = _Runs(settings, top, jobs, dataset, tell, warn)
+        runs = _Runs(settings, top, jobs, dataset, tell, warn, keep)
         try:
             runs.drive(lambda: stop.signum is not None)
         finally:
@@ -144,8 +150,10 @@ class _Runs:
     """The runs of a sweep: which wait, which go on, which have ended, which failed."""
 
     def __init__(
-        self, settings: Sequence[Setting], top: Path, jobs: int, dataset: bool, tell: _Tell, warn: _Tell
-    ) -> None:
+        self, settings: Sequence[Setting], top: Path, jobs: int, dataset: bool, tell: _Tell, warn: _Tell,
+        keep: Callable[[SweptRun], None] = lambda run: None,
+    ) -> None:  # fmt: skip
+        self.keep = keep
         self.waiting, self.top, self.jobs, self.dataset = list(settings), top, jobs, dataset
         self.tell, self.warn, self.count = tell, warn, len(settings)
         self.going: dict[_Process, Setting] = {}
@@ -205,6 +213,7 @@ class _Runs:
     def _keep(self, setting: Setting, how: str = "") -> None:
         found = SweptRun.read(setting, self.top / setting.name)
         self._ended.append(found)
+        self.keep(found)
         label, mean, interval, seconds, _ = found.cells
         number = len(self._ended) + len(self.failed)
         self.tell(f"{number} of {self.count}: {label}: elite {mean} {interval}, {how or seconds}")
@@ -256,20 +265,30 @@ def _stages(params: AnyParams, folder: Path, dataset: bool, one_of_many: bool) -
         own = {key: value for key, value in alone.items() if getattr(params.runtime, key, None) == "auto"}
         params = params.model_copy(update={"runtime": params.runtime.model_copy(update=own)})
     for stage in layout.STAGES:
-        done = _done(folder)
+        done, cpu = _spent(folder)
         if stage.name in done or (stage.dataset and not dataset):
             continue
-        began = time.perf_counter()
-        stages.module_of(stage).run(params, folder=folder)
-        write_json(folder / DONE, {"stages": {**done, stage.name: round(time.perf_counter() - began, 3)}})
+        began, cpu_began = time.perf_counter(), _cpu_seconds()
+        try:
+            stages.module_of(stage).run(params, folder=folder)
+            done = {**done, stage.name: round(time.perf_counter() - began, 3)}
+        finally:
+            cpu[stage.name] = round(cpu.get(stage.name, 0.0) + _cpu_seconds() - cpu_began, 3)
+            write_json(folder / DONE, {"stages": done, "cpu": cpu})
     tracking.attach(params.tracking, layout.OUTS, folder)
 
 
-def _done(folder: Path) -> dict[str, float]:
-    """Return the stages that a run has done, and their seconds."""
+def _spent(folder: Path) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the stages that a run has done with their seconds, and those that it began with their CPU seconds."""
     path = folder / DONE
-    return dict(read_json(path)["stages"]) if path.exists() else {}
+    found = read_json(path) if path.exists() else {}
+    return dict(found.get("stages", {})), dict(found.get("cpu", {}))
+
+
+def _cpu_seconds() -> float:
+    """Return the CPU time of this process and of its children that have ended."""
+    return sum(os.times()[:4])
 
 
 def _is_done(folder: Path) -> bool:
-    return layout.STAGES[-1].name in _done(folder)
+    return layout.STAGES[-1].name in _spent(folder)[0]

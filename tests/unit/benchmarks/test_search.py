@@ -111,7 +111,7 @@ def test_a_trials_steps_are_those_of_the_engine_in_one_go(tmp_path: Path) -> Non
     assert (trial.now.spent, trial.now.training) == (steps["all"], steps["training"])
     assert trial.now.training == TINY.life < trial.now.spent
     assert trial.now.over
-    assert not trial.now.solved
+    assert trial.now.winner is None
     trial.close()
 
 
@@ -143,7 +143,7 @@ def test_a_strategys_steps_are_those_that_the_engine_reports(tmp_path: Path) -> 
         population.save(tmp_path)
     steps = json.loads((tmp_path / "reports/train.json").read_text())["steps"]
     found = search._ours(search.OURS["halving"], TINY, "narrow", 2, 3)
-    assert found[:3] == (steps["all"], steps["training"], False)
+    assert found[:3] == (steps["all"], steps["training"], None)
     assert steps["all"] >= 3 * TINY.life
 
 
@@ -170,14 +170,47 @@ def test_steps_of_all_trials_count_whether_kept_or_left(keeps: bool) -> None:
     asks = [Ask(0, values, 1), Ask(1, values, 1), *([Ask(0, values, 2)] if keeps else [Ask(2, values, 1)])]
     tuner = _Script([*asks, Ask(9, values, 4)], keeps)
     with search.ExitStack() as held:
-        spent, training, solved, begun = search._lives(tuner, TINY, 1, 2 * TINY.life, held, {})  # type: ignore[arg-type]
+        spent, training, winner, begun = search._lives(tuner, TINY, 1, 2 * TINY.life, held, {})  # type: ignore[arg-type]
     assert len(tuner.heard) >= 3
     assert all(math.isfinite(score) for score in tuner.heard)
     assert begun == (3 if keeps else 4)
     assert training % TINY.slice == 0
     assert 3 * TINY.slice < training < spent
     assert spent >= 2 * TINY.life
-    assert not solved
+    assert winner is None
+
+
+EASY = replace(TINY, target=9.0, life=16_384, lowest=1.0)
+"""A target that every trial reaches at once."""
+
+
+@pytest.mark.parametrize("confirmation", curves.CONFIRMATIONS)
+def test_winners_of_either_kind_are_audited_at_no_cost(confirmation: str) -> None:
+    """A strategy of one slot and a tuner train the same trial; the mean of all episodes is what a whole confirmation
+    finds."""
+    task = replace(EASY, confirmation=confirmation)
+    with evopipe.Population(curves.params_of(replace(EASY, confirmation="full"), {}, 1)) as whole:
+        whole.train()
+        champion, clock = whole._run.champion, whole._run.clock
+        assert champion is not None
+        winner = search.audit(whole)
+        assert winner.all == champion.score
+        assert winner.others != champion.score
+        with evopipe.Population(curves.params_of(task, {}, 1)) as population:
+            population.train()
+            assert search.audit(population) == winner
+            spent = population._run.clock.spent
+        assert (spent < clock.spent) == (confirmation == "sequential")
+    trial = search.Trial(task, {}, 1)
+    while trial.now.winner is None:
+        trial.slice()
+    trial.close()
+    assert (trial.now.winner, trial.now.spent) == (winner, spent)
+    for name in ("random, configured", "random search, told"):
+        outcome = search.run(name, task, "narrow", 1)
+        assert outcome.solved
+        assert outcome.audit is not None
+        assert outcome.audit.all > 9.0
 
 
 # --- tuners -----------------------------------------------------------------------------------------------------------
@@ -293,6 +326,19 @@ def test_a_script_that_was_killed_goes_on_where_it_was(tmp_path: Path, monkeypat
     assert len(told("whole")) == 4
 
 
+def test_results_of_sequential_confirmations_stand_apart(tmp_path: Path) -> None:
+    """And those of full ones are settled as they always were, so that files which are there go on."""
+    full, early = Kept(tmp_path, "cartpole", "narrow", 20), Kept(tmp_path, "cartpole", "narrow", 20, "sequential")
+    assert not {"confirmation", "lowest"} & full.data["settings"].keys()
+    assert (early.data["settings"]["confirmation"], early.data["settings"]["lowest"]) == ("sequential", 0.0)
+    assert early.path.name == "search_cartpole_narrow_sequential.json"
+    assert early.data["measurement"] in survival.NAMES
+    assert early.data["command"].endswith("--confirm sequential")
+    early.add("prior", 1, search.Outcome(10, 5, True, 1, 0.1, search.Audit(480.123, 470.0)))
+    assert json.loads(early.path.read_text())["runs"][0]["result"]["audit"] == [480.12, 470.0]
+    assert not full.path.exists()
+
+
 def test_results_of_other_settings_are_not_mixed(tmp_path: Path) -> None:
     kept = Kept(tmp_path, "cartpole", "narrow", 20)
     kept.add("prior", 1, search.Outcome(10, 5, True, 1, 0.1))
@@ -335,6 +381,19 @@ def test_the_page_has_means_shares_tests_and_draws_that_solve() -> None:
     assert "4 turns" in text
     assert "images/bench-search-cartpole-hard.svg" in text
     assert "Not measured yet." in survival.section({})
+
+
+def test_the_page_counts_winners_that_an_audit_refutes() -> None:
+    result = _result()
+    for run in result["runs"]:
+        ours = run["contestant"] == "prior"
+        run["result"]["audit"] = [480.0, 474.9] if ours else [474.0, 475.0] if run["result"]["solved"] else None
+    result["settings"]["confirmation"] = "sequential"
+    text = "\n".join(survival.section({"search_cartpole_hard_sequential": result}))
+    assert "### CartPole, PPO, hard space, sequential confirmation" in text
+    assert "| – | – | 0, 4 |" in text
+    assert "| 3, 0 |" in text
+    assert "false winners |" not in "\n".join(survival.section({"search_cartpole_hard": _result()}))
 
 
 def test_survival_curves_are_drawn_the_same_for_the_same_results() -> None:

@@ -12,13 +12,14 @@ from typing import Any, get_args, get_origin
 
 import pytest
 
-from evopipe import searchers
+from evopipe import algos, problems, searchers
 from evopipe.envs.check import check
-from evopipe.params.load import Params, parse_params
+from evopipe.params.load import Params, any_params, parse_params
 from evopipe.params.text import LanguageParams
 from evopipe.problems.specs import make_spec
 from evopipe.schema.read import parse_yaml
 from outside import EXAMPLE
+from pages import blocks, in_order
 from tiny import ROOT, write_params
 
 DOCS = ROOT / "docs"
@@ -33,11 +34,6 @@ TRAIN_OFF_POLICY = (
 )  # fmt: skip
 
 
-def blocks(page: Path, language: str) -> list[str]:
-    """The fenced code blocks of one language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
-
-
 def prose(page: Path) -> str:
     """A page without its fenced code blocks."""
     return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
@@ -50,9 +46,11 @@ def prose(page: Path) -> str:
 def scripts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.syspath_prepend(str(DOCS))
     import make_algorithms
+    import make_examples
     import make_parameters
+    import make_zoo
 
-    return [make_parameters, make_algorithms]
+    return [make_parameters, make_algorithms, make_examples, make_zoo]
 
 
 def test_generated_pages_are_fresh(scripts: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,6 +69,30 @@ def test_a_stale_page_is_told_and_made_anew(
     assert publish({page: "new"}, "", []) == 0
     assert page.read_text() == "new"
     assert publish({page: "new"}, "", ["--check"]) == 0
+
+
+@pytest.mark.parametrize("name", algos.names(None))
+def test_the_page_of_an_algorithm_begins_with_its_name_and_a_call_that_is_valid(name: str) -> None:
+    page = DOCS / f"algorithms/{name}.md"
+    first, call = page.read_text().partition("\n")[0], blocks(page, "python")[0]
+    short = re.sub("[^a-z]", "", name.partition("_")[0])
+    assert re.sub("[^a-z]", "", first.lower()).startswith(short), first
+    (params,) = (ast.parse(call.partition("evopipe.train(")[2].rstrip()[:-1], mode="eval").body,)
+    settled = any_params(ast.literal_eval(params))
+    assert settled.train.algo == name
+    problems.check(settled)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", algos.names())
+def test_the_call_on_the_page_of_an_algorithm_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = blocks(DOCS / f"algorithms/{name}.md", "python")[0].replace("evopipe.train(", "evopipe.Population(")
+    short = '"max_steps": 2048, "evo_steps": 2048, "eval_episodes": 2, "confirm_episodes": 2, "target": None, "algo"'
+    names: dict[str, Any] = {}
+    exec(code.replace('"algo"', short), names)
+    with names["result"] as population:
+        assert len(population.train()) == 1
 
 
 # --- what pages refer to ----------------------------------------------------------------------------------------------
@@ -109,8 +131,6 @@ def _known(key: str, schema: Any) -> bool:
         else:
             return False
         if steps[: number + 1] == ["algos"] and number + 1 < len(steps):
-            from evopipe import algos
-
             name = steps[1]
             return name in algos.names(schema.PROBLEM) and (
                 len(steps) == 2 or _below(algos.get(name).Config, steps[2:])
@@ -224,18 +244,6 @@ def test_the_exponential_schedule_is_the_one_of_the_formula() -> None:
 
 
 # --- examples run -----------------------------------------------------------------------------------------------------
-
-
-def in_order(page: Path) -> str:
-    """All Python blocks of a page as one program whose line numbers are the page's."""
-    lines, inside = [], False
-    for line in page.read_text().splitlines():
-        if line.startswith("```"):
-            inside = line == "```python"
-            lines.append("")
-        else:
-            lines.append(line if inside else "")
-    return "\n".join(lines)
 
 
 # torch says so once a process; evopipe.core.optim hushes it, and pytest undoes that for every test.

@@ -29,12 +29,18 @@ _METHODS = ("reset", "step", "close", "from_dict")  # of `BaseEnv`
 
 
 class AdaptedEnvironment(NamedTuple):
-    """The classes, arguments and tasks from which an `AgentTrainer` makes the episodes of one environment."""
+    """The classes, arguments and tasks from which an `AgentTrainer` makes the episodes of one environment.
+
+    Attributes:
+        env_class: the class of the environments.
+        env_args: arguments of its constructor, which are added to the user's.
+        agent_class: the class of the agents, if the user names none.
+        tasks: a function (n, seed) → n tasks; another seed gives other tasks. None if the user must give a dataset.
+    """
 
     env_class: type[Any]
-    env_args: Mapping[str, Any]  # arguments of its constructor, beside those that users pass
-    agent_class: type[Any] = ChatAgent  # where users name none
-    # (n, seed) → n tasks, other ones for other seeds; None: a dataset must be given
+    env_args: Mapping[str, Any]
+    agent_class: type[Any] = ChatAgent
     tasks: Callable[[int, int], list[dict[str, Any]]] | None = None
 
 

@@ -243,6 +243,8 @@ def _shared(command: str, seconds: float) -> _Servers:
 def adapted(command: str, key: str) -> AdaptedEnvironment:
     """Return the adapter of the MCP server that a command line starts.
 
+    `key` is the parameter or argument that error messages name.
+
     Raises:
         ParamsError: the command is empty, or cannot be split into words.
         MissingInputError: the command's program is not found, or the package mcp is not installed.

@@ -120,6 +120,8 @@ class OpenEnvironment(BaseEnv):
 def adapted(url: str, key: str) -> AdaptedEnvironment:
     """Return the adapter of the OpenEnv server at an address: `ws://host:port`, or with `http`, `https` or `wss`.
 
+    `key` is the parameter or argument that error messages name.
+
     Raises:
         ParamsError: the text is no such address.
         MissingInputError: the package websockets is not installed.

@@ -38,6 +38,8 @@ class ReasoningQuestion(SingleTurnEnvironment):
 def adapted(generator: str, key: str) -> AdaptedEnvironment:
     """Return the adapter of a reasoning-gym generator, by its name.
 
+    `key` is the parameter or argument that error messages name.
+
     Raises:
         ParamsError: reasoning-gym has no generator of this name.
         MissingInputError: reasoning-gym is not installed.

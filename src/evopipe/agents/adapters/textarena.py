@@ -77,6 +77,8 @@ def _asks_for(entry_point: str) -> str | None:
 def adapted(game: str, key: str) -> AdaptedEnvironment:
     """Return the adapter of a textarena game, by its id.
 
+    `key` is the parameter or argument that error messages name.
+
     Raises:
         ParamsError: textarena has no such game, or the game would fetch data from the network.
         MissingInputError: textarena is not installed.

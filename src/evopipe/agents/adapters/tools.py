@@ -29,7 +29,11 @@ class EpisodeLost(Exception):
 
 class ToolsEnvironment(BaseEnv):
     """The base class of environments that offer tools to a `CallingAgent`. An episode ends with a completion that calls
-    no tool."""
+    no tool.
+
+    Attributes:
+        scores_cut: true, see `BaseEnv`: an episode that ends early has a final reward, too.
+    """
 
     scores_cut: ClassVar[bool] = True
     answer = ""  # the last completion, without its calls

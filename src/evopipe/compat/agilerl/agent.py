@@ -5,29 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 import torch
 
 from evopipe.algos import on_policy
-from evopipe.compat.agilerl.breed import Breed, build, by_agent, device_of, params_of
+from evopipe.compat.agilerl import stored_agent
+from evopipe.compat.agilerl.breed import ActionScaling, Breed, one_process
 from evopipe.compat.agilerl.environments import config_of, evaluation_pool
-from evopipe.compat.agilerl.learning import RolloutBuffer, batch_of, rollout_of, steps_of
+from evopipe.compat.agilerl.learning import RecordedStep, RolloutBuffer, batch_of, rollout_of, steps_of
+from evopipe.compat.agilerl.settings import documented
+from evopipe.compat.agilerl.team_vect import situation_of
 from evopipe.compat.agilerl.view import View
 from evopipe.core.cohort import Cohort, dissolve
 from evopipe.core.member import Member
-from evopipe.envs.spaces import ActionSpace
 from evopipe.envs.team import TeamSpace
-from evopipe.errors import DataError, EvopipeError, UsageError
+from evopipe.errors import DataError, UsageError
 from evopipe.mutations import NONE, Mutation
 from evopipe.ops.statistics import mean_of_finite
 from evopipe.regimes.learn import discount_rate
 from evopipe.regimes.rollouts import learn_from_rollout
 from evopipe.rng import Purpose, Stream
-from evopipe.run.act import choose, step
+from evopipe.run.act import choose, step, take_note
 from evopipe.run.evaluate import evaluate
-from evopipe.storage import members
+from evopipe.types import Batch
 
 _POOL = 16  # environments in which an agent is tested at once, at most
 
@@ -38,8 +40,14 @@ class Agent(View):
     `learn` makes the same updates as a training of the whole population does. `train_off_policy` and the other training
     functions train all agents in one call, many times faster.
 
-    Attributes:
+    Args:
         breed: the algorithm, settings and spaces that all agents of the population share.
+        member: the weights, hyper-parameters and counters of the agent.
+        mutation: the mutation that made the agent.
+        spared: whether the agent is the fittest of its generation, which `Mutations` leaves unchanged by default.
+
+    Attributes:
+        breed: as in the arguments.
         index: the agent's index in the population.
         fitness: the results of `test`, oldest first.
         scores: returns of finished episodes, for the script's own loop to fill.
@@ -60,14 +68,30 @@ class Agent(View):
         True
     """
 
+    ALGO: ClassVar[str] = ""
+    """The algorithm that a class is for; empty: any."""
+
     def __init__(self, breed: Breed, member: Member, mutation: Mutation = NONE, spared: bool = False) -> None:
         super().__init__(breed, member, mutation)
         self._cohort: Cohort | None = None
         self.spared, self.training = spared, True
         self.rollout_buffer = RolloutBuffer()
         self._acted = self._learned = 0
+        self.errors: np.ndarray | None = None  # `[B]`, of the last batch learned from, if the algorithm tells them
         # Between two rollouts: where the next step begins an episode `[n]`, and what it remembers `[n, M]`.
         self.carried: tuple[np.ndarray, torch.Tensor] | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.ALGO:
+            _CLASSES.setdefault(cls.ALGO, cls)
+
+    @classmethod
+    def viewing(cls, breed: Breed, member: Member, mutation: Mutation = NONE, spared: bool = False) -> Self:
+        """Return the agent of this class that is a view of a member: classes by algorithm are called with spaces."""
+        found = cls.__new__(cls)
+        Agent.__init__(found, breed, member, mutation, spared)
+        return found
 
     # --- what it is ---------------------------------------------------------------------------------------------------
 
@@ -92,6 +116,18 @@ class Agent(View):
     def _setting(self, name: str) -> float:
         return float(self._member.hyper.get(name, getattr(self.breed.params.algo_config, name)))
 
+    def __getattr__(self, name: str) -> Any:
+        breed = self.__dict__.get("breed")
+        own = None if breed is None or name.startswith("_") else documented(breed.algo, name)
+        if own is None or breed is None:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return self._member.hyper.get(own, getattr(breed.params.algo_config, own))
+
+    @property
+    def device(self) -> Any:
+        """Where the agent's tensors are."""
+        return self.breed.spec.device
+
     @property
     def observation_space(self) -> Any:
         """Gymnasium's observation space; for a team, a dictionary of spaces by agent."""
@@ -108,22 +144,26 @@ class Agent(View):
         return self.live().memory > 0
 
     @property
-    def actor(self) -> _Actor:
+    def actor(self) -> ActionScaling:
         """An object with the method `scale_action`, which scales squashed actions to the environment's bounds."""
-        return _Actor(self)
+        return ActionScaling(self.breed)
 
     def set_training_mode(self, training: bool) -> None:
-        """Set whether the agent explores (True) or chooses greedy actions (False)."""
+        """Set whether the agent explores (True) or chooses greedy actions (False). Only an exploring agent's
+        observations enter its running statistics."""
         self.training = bool(training)
 
+    def reset_action_noise(self, indices: Any = None) -> None:
+        """Do nothing: noise is a function of the agent's key and of how often it acted."""
+
     def unwrap_models(self) -> None:
-        """Do nothing. AgileRL's scripts call this around checkpoints; here no model is ever wrapped."""
+        """Do nothing, because evopipe never wraps a model. AgileRL's scripts call this method around checkpoints."""
 
     wrap_models = unwrap_models
 
     def live(self) -> Cohort:
-        """Return the tensors with which the agent acts and learns, as a cohort of this one member. They change in
-        place."""
+        """Return the tensors with which the agent acts and learns, as a cohort (a group of members that train as one
+        batch) of this one member. Acting and learning change the tensors in place."""
         if self._cohort is None:
             (self._cohort,) = self.breed.spec.form([self._member])
         return self._cohort
@@ -135,27 +175,41 @@ class Agent(View):
 
     # --- acting -------------------------------------------------------------------------------------------------------
 
-    def get_action(self, obs: Any, epsilon: float = 0.0, action_mask: Any = None, hidden_state: Any = None) -> Any:
+    def get_action(
+        self, obs: Any, epsilon: Any = 0.0, action_mask: Any = None, hidden_state: Any = None, *, infos: Any = None,
+        training: bool | None = None,
+    ) -> Any:  # fmt: skip
         """Return the actions for observations. While `training` is True, the agent explores as its algorithm does.
 
         Args:
             obs: an observation as the environment returns it, or a batch of them; for a team, a dictionary by agent.
-            epsilon: probability of a random legal action, 0 to 1.
-            action_mask: legal actions `[A]` or `[n, A]`; None if all are legal.
+            epsilon: probability of a random legal action, 0 to 1. For a team, `infos` may stand here.
+            action_mask: legal actions `[A]` or `[n, A]`; None if all are legal. For a team, a dictionary by agent.
             hidden_state: for a recurrent agent, the hidden state that the previous call returned, `[n, M]`, for a team
                 `[n, K, M]`; None at the beginning of episodes.
+            infos: for a team, what the environment says of each agent: `action_mask`, and `env_defined_actions`, which
+                replace the agent's own actions.
+            training: whether the agent explores; None for what `set_training_mode` set.
 
         Returns:
-            Actions as the environment takes them, `[n, …]`, or a single action for a single observation; for a team, a
-            dictionary by agent. Algorithms that learn from rollouts return (action, log-probability, entropy, value),
-            `[n]` each; a recurrent agent also returns its new hidden state. The continuous actions of these algorithms
+            Actions as the environment takes them, `[n, …]`, or a single action for a single observation. For a team,
+            two dictionaries by agent: the actions to step with and the actions to save, which are the same here.
+            Algorithms that learn from rollouts return (action, log-probability, entropy, value), `[n]` each; a
+            recurrent agent also returns its new hidden state. The continuous actions of these algorithms
             are not clipped: clip them to the environment's bounds.
 
         Raises:
             UsageError: a shape does not fit.
         """
+        if training is not None and training != self.training:
+            self.training, before = bool(training), self.training
+            try:
+                return self.get_action(obs, epsilon, action_mask, hidden_state, infos=infos)
+            finally:
+                self.training = before
         if self.breed.team is not None:
-            return self._act_as_team(self.breed.team, obs, epsilon, action_mask, hidden_state)
+            epsilon, infos = (0.0, epsilon) if isinstance(epsilon, Mapping) else (epsilon, infos)
+            return self._act_as_team(self.breed.team, obs, epsilon, infos or {}, action_mask, hidden_state)
         rows, single = self.breed.rows(obs)
         n, spec, cohort = len(rows), self.breed.spec, self.live()
         legal = np.ones((n, spec.actions), bool)
@@ -165,6 +219,7 @@ class Agent(View):
             except ValueError as error:
                 raise UsageError(f"action_mask is {error}") from error
         tick = self.tick()
+        self.take_note(rows)
         if on_policy(spec.algo):
             action, memory, *numbers = self._step(rows, legal, hidden_state, tick)
             found = [x[0] if single else x for x in (self.breed.undrawn(action), *numbers)]
@@ -174,6 +229,12 @@ class Agent(View):
         own = self.breed.actions.own(chosen)
         return own[0] if single else own
 
+    def take_note(self, obs: np.ndarray, alive: np.ndarray | None = None) -> None:
+        """Enter observations `[n, O]`, of a team `[n, K, O]` of those that are alive `[n, K]`, in the agent's running
+        statistics, if it has some and is in training."""
+        if self.training:
+            take_note([self.live()], obs, alive, places=[[0]])
+
     def _step(self, rows: np.ndarray, legal: np.ndarray, hidden: Any, tick: int) -> tuple[Any, ...]:
         """Return actions as drawn, what is remembered after them, log-probabilities, entropies and values of rows
         `[n, O]`."""
@@ -182,17 +243,23 @@ class Agent(View):
         begins = torch.zeros(n, dtype=torch.bool)
         inputs = (torch.from_numpy(rows), torch.from_numpy(legal), begins, memory)
         seen, may, begins, memory = (x[None].to(spec.device) for x in inputs)
+        seen = cohort.normalised(seen)
         took = step(spec, cohort, seen, may, begins, memory, tick if self.training else None)
         chances = cast("Any", spec.algo).answers(spec.algo_config).chances
         entropy = chances(spec.algo_config, cohort.state, seen, may, memory).entropy()
         numbers = (x[0].cpu().numpy() for x in (took.log_prob, entropy, took.value))
         return took.action[0].cpu(), took.memory[0].cpu(), *numbers
 
-    def _act_as_team(self, team: TeamSpace, obs: Mapping[Any, Any], epsilon: float, masks: Any, hidden: Any) -> Any:
+    def _act_as_team(
+        self, team: TeamSpace, obs: Mapping[Any, Any], epsilon: float, infos: Mapping[Any, Any], masks: Any, hidden: Any
+    ) -> Any:
         """Choose every agent's action, by agent: one observation of each, or a batch."""
         spec, tick = self.breed.spec, self.tick()
-        now = team.situation(obs, masks)
+        said = {key: each for key, each in infos.items() if isinstance(each, Mapping) and key in obs}
+        told = {key: each["action_mask"] for key, each in said.items() if each.get("action_mask") is not None}
+        now = situation_of(team, obs, masks or told)
         shape = now.alive.shape
+        self.take_note(now.obs, now.alive)
         rows, legal = (x.reshape(-1, x.shape[-1]) for x in (now.obs, now.legal))
 
         def by_agent(each: Sequence[Any]) -> dict[Any, Any]:
@@ -208,11 +275,16 @@ class Agent(View):
             return (*found, after) if memory.shape[-1] else found
         explore = (float(epsilon), tick) if self.training else None
         chosen = choose(spec, self.live(), rows[None], legal[None], explore)[0].cpu().numpy()
-        return by_agent(team.own_each(chosen.reshape(*shape, *chosen.shape[1:])))
+        acts = by_agent(team.own_each(chosen.reshape(*shape, *chosen.shape[1:])))
+        for key, each in said.items():
+            if (forced := each.get("env_defined_actions")) is not None:
+                given, kind = np.asarray(forced, float), np.asarray(acts[key]).dtype
+                acts[key] = np.where(np.isnan(given), acts[key], given).astype(kind)
+        return acts, acts
 
     # --- learning -----------------------------------------------------------------------------------------------------
 
-    def learn(self, experiences: Any = None) -> float:
+    def learn(self, experiences: Any = None, *, n_experiences: Any = None, n_step: Any = None, per: Any = None) -> Any:
         """Learn from a batch of transitions by one update, or from a rollout by all its epochs; return the loss.
 
         Args:
@@ -223,6 +295,9 @@ class Agent(View):
                 after the last step follows. None takes the steps in `rollout_buffer`. For a team, each entry is a
                 dictionary by agent, or each list is a dictionary of equally long lists by agent. An agent that is
                 missing from a step's observation is absent in that step.
+            n_experiences: the same transitions over several steps, as `MultiStepReplayBuffer.sample_from_indices`
+                returned them: they are learned from, with the weights and priorities of `experiences`.
+            n_step, per: not needed: they follow from the batches.
 
         Returns:
             The loss; NaN after the agent has diverged.
@@ -231,7 +306,7 @@ class Agent(View):
             UsageError: there is nothing to learn from, or a shape does not fit.
         """
         if on_policy(self.breed.spec.algo):
-            taken = self.rollout_buffer.taken if experiences is None else steps_of(self.breed, experiences)
+            taken = self.rollout_buffer.taken if experiences is None else self._told(experiences)
             self.rollout_buffer.reset()
             rollout = rollout_of(self.breed.spec, self.live(), taken)
             self._learned += 1
@@ -239,18 +314,44 @@ class Agent(View):
             return float(self.live().losses[0])
         if experiences is None:
             raise UsageError(f"learn: {self.algo} learns from a batch: agent.learn(memory.sample(agent.batch_size))")
+        if n_experiences is not None:
+            n_experiences.memory, n_experiences.places = experiences.memory, experiences.places
+            n_experiences.weight, experiences = experiences.weight, n_experiences
         return self._update(experiences)
+
+    def _told(self, experiences: Any) -> list[RecordedStep]:
+        """Return the steps of a rollout that a script collected, with observations as the networks read them."""
+        found, live = steps_of(self.breed, experiences), self.live()
+        if live.normaliser is None:
+            return found
+        return [replace(each, obs=self.normalised(each.obs), next_obs=self.normalised(each.next_obs)) for each in found]
+
+    def normalised(self, obs: np.ndarray) -> np.ndarray:
+        """Return observations `[n, O]` as the networks read them."""
+        live = self.live()
+        if live.normaliser is None:
+            return obs
+        return np.asarray(live.normalised(torch.from_numpy(obs)[None].to(live.keys.device))[0].cpu())
+
+    def _batch(self, experiences: Any, gamma: torch.Tensor) -> Batch:
+        return batch_of(self.breed, experiences, gamma)
+
+    def _hyper(self) -> Mapping[str, torch.Tensor]:
+        return self.live().hyper
 
     def _update(self, experiences: Any) -> float:
         spec, cohort = self.breed.spec, self.live()
-        batch = batch_of(self.breed, experiences, discount_rate(cohort))
+        batch = self._batch(experiences, discount_rate(cohort))
+        if cohort.normaliser is not None:
+            batch = replace(batch, obs=cohort.normalised(batch.obs), next_obs=cohort.normalised(batch.next_obs))
         draw = Stream(cohort.keys, Purpose.UPDATE, torch.tensor([self._learned], device=spec.device))
         learned = spec.algo.update(
-            spec.algo_config, cohort.state, cohort.hyper, batch, cohort.healthy, draw, self._learned % spec.period
+            spec.algo_config, cohort.state, self._hyper(), batch, cohort.healthy, draw, self._learned % spec.period
         )
         self._learned += 1
         cohort.healthy.copy_(learned.healthy)
         cohort.losses.copy_(learned.losses.detach())
+        self.errors = None if learned.errors is None else learned.errors.detach().abs()[0].cpu().numpy()
         index = getattr(experiences, "places", None)
         if index is not None and learned.errors is not None:
             trees = experiences.memory.replay.priorities
@@ -280,8 +381,12 @@ class Agent(View):
         return self.fitness[-1]
 
     def go_on_from(self, parent: Self, slot: Self) -> None:
-        """Copy the counters of `parent`, and the position in the random draws of `slot`, the agent that this agent
-        replaces."""
+        """Copy the counters of an agent, and continue the random draws of another.
+
+        Args:
+            parent: the agent whose scores, steps and fitness are copied.
+            slot: the agent that this agent replaces in the population; its random draws continue.
+        """
         super().go_on_from(parent, slot)
         self._acted, self._learned, self.training = slot._acted, slot._learned, parent.training
 
@@ -293,10 +398,7 @@ class Agent(View):
         """
         counters: dict[str, Any] = {"acted": self._acted, "learned": self._learned, "steps": [*map(int, self.steps)]}
         counters["scores"] = [*map(float, self.scores)]
-        spaces = [_text(each) for each in (self.breed.observation_space, self.breed.action_space)]
-        params = self.breed.params.model_dump(mode="json")
-        about = {"format": _FORMAT, "index": self.index, "params": params, "spaces": spaces, "counters": counters}
-        members.write(Path(path), [replace(self.member, slot=0)], about)
+        stored_agent.write(Path(path), self.breed, self.member, counters)
 
     def load_checkpoint(self, path: str | Path) -> None:
         """Replace this agent's state by that in a folder which `save_checkpoint` wrote.
@@ -305,7 +407,7 @@ class Agent(View):
             MissingInputError: the folder does not exist.
             DataError: it is damaged, or belongs to another algorithm or other spaces.
         """
-        found = Agent.load(path)
+        found = kind_of("").load(path)
         if found.algo != self.algo or found.breed.spec.spaces != self.breed.spec.spaces:
             raise DataError(f"{path}: is an agent of {found.algo} for other spaces, or another algorithm's")
         self.breed, self._member, self._cohort = found.breed, found._member, None
@@ -313,73 +415,31 @@ class Agent(View):
         self._acted, self._learned, self.mutation = found._acted, found._learned, NONE
 
     @classmethod
-    def load(cls, path: str | Path, device: Any = None) -> Agent:
+    def load(cls, path: str | Path, device: Any = None, accelerator: Any = None) -> Agent:
         """Return an agent from a folder that `save_checkpoint` wrote.
 
         Args:
             path: the folder.
             device: `cpu` or `cuda`; None for the device of the saved agent.
+            accelerator: an Accelerator of one process.
 
         Raises:
             MissingInputError: the folder does not exist.
-            DataError: it is damaged.
+            DataError: it is damaged, or holds an agent of another algorithm.
         """
-        member, breed, counters = _read(Path(path), device)
-        found = cls(breed, member)
+        one_process(accelerator)
+        member, breed, counters = stored_agent.read(Path(path), device)
+        if cls.ALGO not in ("", breed.algo):
+            raise DataError(f"{path}: is an agent of {breed.algo}, not of {cls.ALGO}: load it by that one's class")
+        found = (cls if cls.ALGO else kind_of(breed.algo)).viewing(breed, member)
         found._acted, found._learned = int(counters["acted"]), int(counters["learned"])
         found.steps, found.scores = [*counters["steps"]], [*counters["scores"]]
         return found
 
 
-class _Actor:
-    """How an agent's actions become the environment's, in a loop that steps it by itself."""
-
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
-
-    @property
-    def squash_output(self) -> bool:
-        """Whether actions are squashed into [-1, 1], and scaled from there."""
-        return bool(getattr(self._agent.breed.spec.algo_config, "squash", False))
-
-    def scale_action(self, action: Any) -> np.ndarray:
-        """Return squashed actions `[n, A]` between the environment's bounds."""
-        space: ActionSpace = self._agent.breed.actions
-        return space.own(np.asarray(action, np.float32).reshape(-1, space.size))
+_CLASSES: dict[str, type[Agent]] = {}
 
 
-_FORMAT, _REMEDY = "agent 1", "save the agent again"
-
-
-def _read(folder: Path, device: Any = None) -> tuple[Any, Breed, dict[str, Any]]:
-    """Read what `Agent.save_checkpoint` wrote, onto a device, see `Agent.load`. Raises MissingInputError if the folder
-    is not there; DataError if it is damaged, or something else."""
-    (member, *_), about = members.read(folder, {"format": _FORMAT}, _REMEDY)
-    try:
-        params = params_of(about["params"])
-        if device is not None:
-            runtime = params.runtime.model_copy(update={"device": device_of(device)})
-            params = params.model_copy(update={"runtime": runtime})
-        breed = build(params, *(_space(each) for each in about["spaces"]))
-        counters, index = dict(about["counters"]), int(about["index"])
-    except (EvopipeError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{folder}: is no agent of this version ({error}); {_REMEDY}") from error
-    if (wrong := breed.spec.check([member])) is not None:
-        raise DataError(f"{folder}: {wrong}; {_REMEDY}")
-    return replace(member, slot=index), breed, counters
-
-
-def _text(space: Any) -> Any:
-    from minari.serialization import serialize_space
-
-    if by_agent(space):
-        return [[agent, serialize_space(each)] for agent, each in space.items()]
-    return serialize_space(space)
-
-
-def _space(text: Any) -> Any:
-    from minari.serialization import deserialize_space
-
-    if isinstance(text, list):
-        return {agent: deserialize_space(each) for agent, each in text}
-    return deserialize_space(text)
+def kind_of(algo: str) -> type[Agent]:
+    """Return the class of an algorithm's agents: one of its own, or `Agent`."""
+    return _CLASSES.get(algo, Agent)

@@ -26,14 +26,23 @@ NOWHERE = "no environment yet"  # an id that none has
 
 @dataclass(frozen=True, eq=False)
 class Breed:
-    """The algorithm, the parameters and the spaces that all agents of a population share."""
+    """The algorithm, the parameters and the spaces that all agents of a population share.
+
+    Attributes:
+        spec: the run configuration.
+        params: the parameters, as in `params.yaml`.
+        observations: the `ObservationSpace`; None for a team.
+        actions: the `ActionSpace`; None for a team.
+        team: the spaces of a team's agents; None for a single agent.
+        observation_space, action_space: Gymnasium's spaces; for a team, dictionaries of spaces by agent.
+    """
 
     spec: EnvSpec
     params: Params
-    observations: Any  # an `ObservationSpace`; None of a team
-    actions: Any  # an `ActionSpace`; None of a team
+    observations: Any
+    actions: Any
     team: TeamSpace | None
-    observation_space: Any  # Gymnasium's; of a team one each, by agent
+    observation_space: Any
     action_space: Any
 
     @property
@@ -173,3 +182,20 @@ def one_process(accelerator: Any) -> None:
             "the script with plain python; learners and environments have processes of their own (runtime.learners, "
             "runtime.env_workers)"
         )
+
+
+class ActionScaling:
+    """How an agent's actions become the environment's, in a loop that steps it by itself."""
+
+    def __init__(self, breed: Breed) -> None:
+        self._breed = breed
+
+    @property
+    def squash_output(self) -> bool:
+        """Whether actions are squashed into [-1, 1], and scaled from there."""
+        return bool(getattr(self._breed.spec.algo_config, "squash", False))
+
+    def scale_action(self, action: Any) -> np.ndarray:
+        """Return squashed actions `[n, A]` between the environment's bounds."""
+        space: ActionSpace = self._breed.actions
+        return space.own(np.asarray(action, np.float32).reshape(-1, space.size))

@@ -6,9 +6,8 @@ the caller. They keep observations and actions as the environment has them, and 
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,8 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
+from evopipe.compat.agilerl.forms import form_of
+from evopipe.compat.agilerl.transitions import MultiAgentTransition, parts_of
 from evopipe.compat.agilerl.vect import marks_of
 from evopipe.errors import UsageError
 from evopipe.memory.nstep import NStep
@@ -29,7 +30,7 @@ _SPELLED = {"obs": "state", "next_obs": "next_state", "terminated": "done"}
 
 class Memory(ABC):
     """The base class of replay buffers. A transition has five parts: state, action, reward, next state and done;
-    `field_names` says in which order they are saved."""
+    `field_names` says in which order the parts are saved, and `memory_size` how many transitions fit."""
 
     def __init__(self, memory_size: int, field_names: Sequence[str]) -> None:
         self._names = [_SPELLED.get(name, name) for name in field_names]
@@ -61,6 +62,14 @@ class Memory(ABC):
         """
         self.save_to_memory(*parts, is_vectorised=True)
 
+    def add(self, transition: Any) -> Any:
+        """Save a `Transition`, or a transition by the names of its parts: of one environment, or of all `[n, …]`.
+
+        Raises:
+            UsageError: a part is missing, or a shape differs from that of the first transition.
+        """
+        self._save(*parts_of(transition, type(self).__name__))
+
     def _refusal(self, sentence: str) -> UsageError:
         return UsageError(f"{type(self).__name__}: {sentence}")
 
@@ -77,87 +86,6 @@ class Memory(ABC):
             raise self._refusal("nothing can be sampled, it is empty")
 
 
-@dataclass(frozen=True)
-class _Leaf:
-    shape: tuple[int, ...]
-    dtype: Any
-
-
-@dataclass(frozen=True)
-class _Form:
-    """The arrays of an observation, and of an action."""
-
-    kind: Any  # a leaf, or a dictionary or tuple of such
-    action: _Leaf
-
-    @property
-    def leaves(self) -> list[_Leaf]:
-        return _leaves(self.kind, self.kind)
-
-    @property
-    def size(self) -> int:
-        return sum(math.prod(leaf.shape) for leaf in self.leaves)
-
-    @property
-    def width(self) -> int:
-        return math.prod(self.action.shape)
-
-    @property
-    def vectors(self) -> bool:
-        return bool(self.action.shape) or np.dtype(self.action.dtype).kind == "f"
-
-    def rows(self, obs: Any, several: bool) -> np.ndarray:
-        """Flatten observations: `[n, size]` float32."""
-        parts = []
-        for leaf, part in zip(self.leaves, _leaves(self.kind, obs), strict=True):
-            array = np.asarray(part)
-            shape = array.shape[1:] if several else array.shape
-            if shape != leaf.shape:
-                raise UsageError(f"memory: an observation of shape {shape} was saved, the first one had {leaf.shape}")
-            parts.append(array.reshape(len(array) if several else 1, -1))
-        return np.concatenate(parts, axis=1, dtype=np.float32, casting="unsafe")
-
-    def actions(self, action: Any, count: int) -> np.ndarray:
-        """Flatten actions: `[n]` of indices, else `[n, width]`."""
-        flat = np.asarray(action).reshape(count, -1)
-        return flat if self.vectors else flat[:, 0]
-
-    def back(self, rows: np.ndarray) -> Any:
-        """Return observations `[n, …]` again."""
-        ends = np.cumsum([math.prod(leaf.shape) for leaf in self.leaves])[:-1]
-        parts = iter(np.split(rows, ends, axis=1))
-        return _mapped(self.kind, lambda leaf: next(parts).reshape(-1, *leaf.shape).astype(leaf.dtype, copy=False))
-
-    def own(self, actions: np.ndarray) -> np.ndarray:
-        """Return actions `[n, …]` again."""
-        return actions.reshape(-1, *self.action.shape).astype(self.action.dtype, copy=False)
-
-
-def _form_of(state: Any, action: Any, several: bool) -> _Form:
-    """Return the form of what is saved first."""
-
-    def leaf(part: Any) -> _Leaf:
-        array = np.asarray(part)
-        return _Leaf(array.shape[1 if several else 0 :], array.dtype)
-
-    return _Form(_mapped(state, leaf), leaf(action))
-
-
-def _leaves(kind: Any, obs: Any) -> list[Any]:
-    """Return an observation's arrays in the order of a kind's."""
-    if not isinstance(kind, dict | tuple):
-        return [obs]
-    keys = kind if isinstance(kind, dict) else range(len(kind))
-    return [leaf for key in keys for leaf in _leaves(kind[key], obs[key])]
-
-
-def _mapped(obs: Any, function: Callable[[Any], Any]) -> Any:
-    """Return the same with a function's value for every array."""
-    if isinstance(obs, dict):
-        return {key: _mapped(part, function) for key, part in obs.items()}
-    return tuple(_mapped(part, function) for part in obs) if isinstance(obs, tuple) else function(obs)
-
-
 class Experiences(tuple[Any, ...]):
     """A batch of transitions from a replay buffer: a tuple (state, action, reward, next_state, done) of NumPy arrays
     `[B, …]`.
@@ -165,8 +93,11 @@ class Experiences(tuple[Any, ...]):
     Attributes:
         memory: the buffer that the batch was drawn from.
         rows: the same transitions as packed rows, `[1, B, size]`.
+        at: row indices in the buffer, `[1, B]`.
         places, weight: row indices in the buffer and importance weights, `[1, B]`; None if the buffer is not
             prioritised.
+
+    A part goes by its name too: `obs`, `action`, `reward`, `next_obs`, `done`, and `idxs`, `weights` `[B]`.
 
     Examples:
         >>> from evopipe import ReplayBuffer
@@ -179,8 +110,19 @@ class Experiences(tuple[Any, ...]):
 
     memory: ReplayBuffer
     rows: torch.Tensor
+    at: torch.Tensor
     places: torch.Tensor | None
     weight: torch.Tensor | None
+
+    def __getitem__(self, key: Any) -> Any:
+        if key == "idxs":
+            return self.at[0].numpy()
+        if key == "weights":
+            return np.ones(len(self[2]), np.float32) if self.weight is None else self.weight[0].numpy()
+        return super().__getitem__(_PARTS[key] if isinstance(key, str) else key)
+
+
+_PARTS: dict[Any, int] = {"obs": 0, "action": 1, "reward": 2, "next_obs": 3, "done": 4}
 
 
 class ReplayBuffer(Memory):
@@ -219,13 +161,18 @@ class ReplayBuffer(Memory):
             raise self._refusal("give memory_size, how many transitions it keeps")
         super().__init__(memory_size or max_size or 0, field_names)
         self.num_envs = num_envs
-        self.form: Any = None  # a `_Form`, from the first transition on
+        self.form: Any = None  # a `Form`, from the first transition on
         self._replay: Any = None
         self._nstep: NStep | None = None
         self._random = np.random.default_rng(seed)
 
     def __len__(self) -> int:
         return 0 if self._replay is None else int(self._replay.size[0])
+
+    @property
+    def size(self) -> int:
+        """Transitions that are there."""
+        return len(self)
 
     @property
     def replay(self) -> Replay:
@@ -245,6 +192,33 @@ class ReplayBuffer(Memory):
         self._save(named, True)
         self.counter = counter
 
+    def add(self, transition: Any) -> Any:
+        """Save a `Transition`, or what `MultiStepReplayBuffer.add` returned.
+
+        Raises:
+            UsageError: a part is missing, a shape differs from that of the first transition, or it is a team's.
+        """
+        if isinstance(transition, MultiAgentTransition):
+            raise self._refusal("it keeps one agent's transitions: take a MultiAgentReplayBuffer for a team's")
+        if isinstance(transition, Completed):
+            self._take(transition)
+        else:
+            super().add(transition)
+
+    def _take(self, completed: Completed) -> None:
+        """Keep transitions of several steps as the memory that completed them does, row by row."""
+        source = completed.memory
+        if self._replay is None:
+            if source.memory_size != self.memory_size:
+                raise self._refusal(
+                    f"it keeps {self.memory_size} transitions, and the memory of several steps {source.memory_size}: "
+                    "give both the same size"
+                )
+            self.form, self.steps = source.form, source.steps
+            self._replay = self._ring(source.replay.layout)
+        self.counter += completed.rows.shape[1]
+        self._replay.add(completed.rows, np.ones(completed.rows.shape[:2], bool))
+
     def _save(self, parts: Mapping[str, Any], several: bool) -> None:
         state, action, reward, following, done = (parts[name] for name in FIELDS)
         if self.form is None:
@@ -262,53 +236,72 @@ class ReplayBuffer(Memory):
         else:
             rows, keep = self._nstep.add(obs, acts, reward, terminated, truncated, after, None, idle)  # windows wait
         self.counter += int((~idle).sum())
+        self._kept = rows[keep][None]
         self._replay.add(rows.reshape(1, -1, rows.shape[-1]), keep.reshape(1, -1))
 
-    def _begin(self, state: Any, action: Any, several: bool) -> None:
-        self.form = form = _form_of(state, action, several)
-        layout = RowLayout(form.size, form.width, masked=False, continuous=form.vectors, steps=self.steps)
+    def _ring(self, layout: RowLayout) -> Replay:
         trees = None if self.alpha is None else Priorities(1, self.memory_size, self.alpha, CPU)
-        self._replay = Replay(layout, 1, self.memory_size, CPU, trees)
+        return Replay(layout, 1, self.memory_size, CPU, trees)
+
+    def _begin(self, state: Any, action: Any, several: bool) -> None:
+        self.form = form = form_of(state, action, several)
+        layout = RowLayout(form.size, form.width, masked=False, continuous=form.vectors, steps=self.steps)
+        self._replay = self._ring(layout)
         if self.steps > 1:
             self._nstep = NStep(layout, len(form.rows(state, several)))
 
-    def sample(self, batch_size: int, *_: Any, beta: float = 0.4) -> Experiences:
+    def sample(self, batch_size: int, *args: Any, beta: float | None = None, return_idx: bool = False) -> Experiences:
         """Return a batch of transitions drawn with replacement, uniformly or by priority.
 
         Args:
             batch_size: the number of transitions.
+            *args: for a prioritised buffer, `beta`.
             beta: for a prioritised buffer, how strongly importance weights correct for the priorities: 0 not at all, 1
-                fully.
+                fully; None for 0.4.
+            return_idx: not needed: the indices are in `["idxs"]`.
 
         Raises:
             UsageError: the buffer is empty.
         """
         self._need_any()
-        replay, form = self.replay, self.form
+        replay = self.replay
         u = torch.from_numpy(self._random.random((1, batch_size)))
         first, size = replay.first([0]), torch.from_numpy(replay.filled([0]))
-        index = weight = None
+        weight = places = None
         if replay.priorities is None:
-            rows = replay.draw(first, size, u)
+            rows, index = replay.draw(first, size, u), (u * size[:, None]).long()
         else:
             slots, ones = torch.zeros(1, dtype=torch.int64), torch.ones(1, batch_size)
-            rows, index, weight = replay.draw_by_priority(slots, first, size, u, ones, torch.tensor(beta))
-        layout, ones = replay.layout, torch.ones(1)
-        batch = layout.unpack(rows, torch.ones(1, batch_size), ones)
+            beta = float(args[0]) if beta is None and args else (0.4 if beta is None else beta)
+            rows, places, weight = replay.draw_by_priority(slots, first, size, u, ones, torch.tensor(beta))
+            index = places
+        return self._batch(rows, index, places, weight)
+
+    def _batch(self, rows: Any, index: Any, places: Any = None, weight: Any = None) -> Experiences:
+        form = self.form
+        batch = self.replay.layout.unpack(rows, torch.ones(rows.shape[:2]), torch.ones(1))
         found = Experiences(
             (form.back(batch.obs[0].numpy()), form.own(batch.action[0].numpy()), batch.reward[0].numpy(),
              form.back(batch.next_obs[0].numpy()), 1.0 - batch.discount[0].numpy())
         )  # fmt: skip
-        found.memory, found.rows, found.places, found.weight = self, rows, index, weight
+        found.memory, found.rows, found.at, found.places, found.weight = self, rows, index, places, weight
         return found
 
 
+@dataclass(frozen=True)
+class Completed:
+    """The transitions of several steps that one step completed."""
+
+    memory: ReplayBuffer
+    rows: np.ndarray  # [1, n, size], at least one
+
+
 class MultiStepReplayBuffer(ReplayBuffer):
-    """A replay buffer of n-step transitions. They are shorter at the end of an episode. Each agent discounts their
-    rewards by its own γ.
+    """A replay buffer of n-step transitions. At the end of an episode a transition has fewer steps.
+    Each agent discounts the rewards by its own γ.
 
     Args:
-        memory_size, field_names, device: as in `ReplayBuffer`.
+        memory_size, field_names, device, action_dim, max_size, seed: as in `ReplayBuffer`.
         num_envs: the number of environments whose steps are saved.
         n_step: the number of steps in a transition.
         gamma: has no effect, because each agent has a discount of its own.
@@ -330,12 +323,25 @@ class MultiStepReplayBuffer(ReplayBuffer):
         super().__init__(memory_size, field_names, action_dim, device, max_size=max_size, num_envs=num_envs, seed=seed)
         self.steps = self.n_step = int(n_step)
 
+    def add(self, transition: Any) -> Completed | None:
+        """Save one step. Return the transitions that it completes, to be added to another memory, or None.
+
+        A memory that these are added to holds the same rows at the same indices, with priorities where it has some.
+        """
+        super().add(transition)
+        return Completed(self, self._kept) if self._kept.size else None
+
+    def sample_from_indices(self, idxs: Any) -> Experiences:
+        """Return the transitions at indices `[B]`, as `sample(…)["idxs"]` has them."""
+        index = torch.as_tensor(np.asarray(idxs)).reshape(1, -1).long()
+        return self._batch(self.replay.rows[0][index[0]][None], index)
+
 
 class PrioritizedReplayBuffer(ReplayBuffer):
     """A prioritised replay buffer, which draws transitions with a high TD error more often (Schaul et al., 2016).
 
     Args:
-        memory_size, field_names, device: as in `ReplayBuffer`.
+        memory_size, field_names, device, action_dim, max_size, seed: as in `ReplayBuffer`.
         num_envs: has no effect; any number of environments may be saved at once.
         alpha: the exponent of priorities; 0 draws uniformly.
         n_step: the number of steps in a transition, as in `MultiStepReplayBuffer`.

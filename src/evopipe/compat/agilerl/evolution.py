@@ -12,6 +12,7 @@ from evopipe import rng
 from evopipe.compat.agilerl.agent import Agent
 from evopipe.compat.agilerl.breed import one_process
 from evopipe.compat.agilerl.settings import RLParameter, evolve_of, own_names
+from evopipe.compat.agilerl.wrappers import inside, rewrapped
 from evopipe.errors import ParamsError, UsageError, suggestion
 from evopipe.mutations import mutate
 from evopipe.params.load import parse_params
@@ -77,6 +78,7 @@ class TournamentSelection:
             UsageError: no agent was tested.
         """
         self.check(len(population))
+        wrapped, population = population, [inside(agent) for agent in population]
         if not any(agent.fitness for agent in population):
             raise UsageError("select: no agent has a fitness: call agent.test(env) for each first")
         self.generation += 1
@@ -89,10 +91,12 @@ class TournamentSelection:
         )  # fmt: skip
         children = []
         for slot, (member, parent) in enumerate(zip(born.members, born.parents, strict=True)):
-            child = Agent(breed, member, spared=self.config.elitism and slot == 0 and fitness.max() > -np.inf)
+            spared = self.config.elitism and slot == 0 and fitness.max() > -np.inf
+            child = type(population[parent]).viewing(breed, member, spared=bool(spared))
             child.go_on_from(population[parent], population[slot])
-            children.append(child)
-        return population[int(fitness.argmax())].clone(), children
+            children.append(rewrapped(wrapped[parent], child))
+        best = int(fitness.argmax())
+        return rewrapped(wrapped[best], population[best].clone()), children
 
 
 class Mutations:
@@ -200,17 +204,18 @@ class Mutations:
         """
         self.generation += 1
         found = []
-        for agent in population:
+        for given in population:
+            agent = inside(given)
             if agent.spared and not self.config.mutate_elite and not pre_training_mut:
-                found.append(agent)
+                found.append(given)
                 continue
             spec, member = agent.breed.spec, agent.member
             traits = replace(spec.traits, evolve=self.ranges(agent.algo, spec.traits.evolve))
             draws = rng.host(member.key, Purpose.MUTATE, self.generation)
             child, mutation = mutate(self.config, traits, member, draws, allow_none=not pre_training_mut)
-            made = Agent(agent.breed, child, mutation, agent.spared)
+            made = type(agent).viewing(agent.breed, child, mutation, agent.spared)
             made.go_on_from(agent, agent)
-            found.append(made)
+            found.append(rewrapped(given, made))
         return found
 
 

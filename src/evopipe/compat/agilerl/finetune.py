@@ -59,7 +59,8 @@ def finetune_llm_reasoning(
         mutation: the mutation of hyper-parameters; the weights of other kinds must be 0. None for no mutation.
         wandb_api_key, wandb_project, wandb_entity, wandb_run_name: settings of Weights & Biases.
         evaluation_interval: steps between evaluations. Agents are also evaluated before each evolution and at the end.
-            They all get the same held-out rows, at most 64.
+            All agents get the same held-out rows, at
+            most 64.
         max_reward: the reward of a completion that is completely right. The share of such completions is reported as
             `accuracy`; None for no such report.
         verbose: whether progress is printed.

@@ -16,13 +16,14 @@ from evopipe.compat.agilerl.buffers import MultiStepReplayBuffer, ReplayBuffer
 from evopipe.compat.agilerl.environments import config_of
 from evopipe.compat.agilerl.evolution import Mutations, TournamentSelection
 from evopipe.compat.agilerl.team_buffer import MultiAgentReplayBuffer
-from evopipe.compat.agilerl.train import Call, Trained
+from evopipe.compat.agilerl.train import Call, Trained, newer_spellings
 from evopipe.data.transitions import Transitions
 from evopipe.errors import UsageError
 from evopipe.memory.replay import Replay
 from evopipe.types import Batch
 
 
+@newer_spellings
 def train_off_policy(
     env: Any, env_name: str, algo: str | None = None, pop: Sequence[Agent] = (), memory: ReplayBuffer | None = None,
     INIT_HP: Mapping[str, Any] | None = None, MUT_P: Mapping[str, Any] | None = None, swap_channels: bool = False,
@@ -57,8 +58,7 @@ def train_off_policy(
         target: the mean return that ends training early, once other episodes confirm it; None for no early end.
         n_step: whether transitions span several steps, whose number `n_step_memory` or `memory` says.
         per: whether sampling is prioritised; not needed with a `PrioritizedReplayBuffer`.
-        n_step_memory: a buffer of n-step transitions. Only its `n_step` is used, because `memory` is the only buffer
-            here.
+        n_step_memory: a buffer of n-step transitions. Only its `n_step` is used; `memory` stores the transitions.
         tournament: the selection; None for no selection.
         mutation: the mutation; None for no mutation.
         checkpoint: environment steps of each agent between two checkpoints, in which each agent is written to a folder;
@@ -161,6 +161,7 @@ def _held(memory: ReplayBuffer, agent: Agent) -> Transitions:
     return Transitions(seen, own, batch.reward[0].numpy(), done, np.ones(n, bool), after, np.arange(n))
 
 
+@newer_spellings
 def train_on_policy(
     env: Any, env_name: str, algo: str | None = None, pop: Sequence[Agent] = (),
     INIT_HP: Mapping[str, Any] | None = None, MUT_P: Mapping[str, Any] | None = None, swap_channels: bool = False,
@@ -195,6 +196,7 @@ def train_on_policy(
     return call.run(collect=_own_function(collect_rollouts_fn))
 
 
+@newer_spellings
 def train_offline(
     env: Any, env_name: str, dataset: Any = None, algo: str | None = None, pop: Sequence[Agent] = (),
     memory: ReplayBuffer | None = None, INIT_HP: Mapping[str, Any] | None = None,
@@ -245,6 +247,7 @@ def train_offline(
     return call.run(transitions_from(config_of(env), dataset, minari_dataset_id, remote, limit))
 
 
+@newer_spellings
 def train_multi_agent_off_policy(
     env: Any, env_name: str, algo: str | None = None, pop: Sequence[Agent] = (),
     memory: MultiAgentReplayBuffer | None = None, sum_scores: bool = True, INIT_HP: Mapping[str, Any] | None = None,
@@ -292,6 +295,7 @@ def train_multi_agent_off_policy(
     return call.run()
 
 
+@newer_spellings
 def train_multi_agent_on_policy(
     env: Any, env_name: str, algo: str | None = None, pop: Sequence[Agent] = (), sum_scores: bool = True,
     INIT_HP: Mapping[str, Any] | None = None, MUT_P: Mapping[str, Any] | None = None, swap_channels: bool = False,

@@ -46,15 +46,27 @@ _HELD_OUT = 64  # rows that score an agent, at most
 
 @dataclass(frozen=True, eq=False)
 class LanguageBreed:
-    """The model, the algorithm and the settings that all agents of a population of language models share."""
+    """The model, the algorithm and the settings that all agents of a population of language models share.
 
-    algo: str  # the algorithm's name
-    model: Any  # of `transformers`; its weights stay as they are
-    tokenizer: Any  # its own; None until an environment brings it
-    pad: int | None  # the token of pads; None for the tokenizer's
-    settings: Mapping[str, Any]  # hyper-parameters as they were given
-    ranges: Mapping[str, RLParameter] | None  # which of them may mutate; None for the algorithm's own ranges
-    language: Mapping[str, Any]  # the block `language` of `params.yaml`, but for what an environment says
+    Attributes:
+        algo: the algorithm's name.
+        model: the model of `transformers`, whose weights do not change.
+        tokenizer: the population's tokenizer; None if an environment brings it.
+        pad: the token of pads; None for the tokenizer's.
+        settings: the hyper-parameters that were given.
+        ranges: the ranges of hyper-parameters that may mutate; None for the algorithm's own ranges.
+        language: the block `language` of `params.yaml`, without the keys that an environment decides.
+        seed: the seed of first weights and random draws.
+        device: the value of `runtime.device`.
+    """
+
+    algo: str
+    model: Any
+    tokenizer: Any
+    pad: int | None
+    settings: Mapping[str, Any]
+    ranges: Mapping[str, RLParameter] | None
+    language: Mapping[str, Any]
     seed: int
     device: str
 
@@ -67,8 +79,11 @@ class LanguageBreed:
         return configure(TextRuntime.model_validate({"device": self.device}))
 
     def params(self, changes: Mapping[str, Any], env: Gym | None = None) -> LanguageParams:
-        """Return the parameters of a run of these agents, in which the blocks `changes` replace others. If `env` is
-        given, its batch size and context length are used.
+        """Return the parameters of a run of these agents.
+
+        Args:
+            changes: blocks of parameters that replace the agents' own, by name.
+            env: the environment, whose batch size and context length are used; None for the defaults.
 
         Raises:
             ParamsError: a value is out of its bounds.

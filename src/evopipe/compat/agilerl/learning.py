@@ -12,6 +12,7 @@ import torch
 from evopipe.compat.agilerl.breed import Breed
 from evopipe.compat.agilerl.buffers import Experiences
 from evopipe.compat.agilerl.team_buffer import TeamExperiences
+from evopipe.compat.agilerl.team_vect import ends_of, situation_of
 from evopipe.compat.agilerl.vect import Marks, marks_of
 from evopipe.core.cohort import Cohort
 from evopipe.envs.team import Situation, TeamSpace
@@ -19,33 +20,50 @@ from evopipe.errors import UsageError
 from evopipe.memory.replay import RowLayout
 from evopipe.memory.rollout import Rollout, StepLayout
 from evopipe.run.spec import EnvSpec
-from evopipe.types import ACTS, GONE, Batch, Chosen, Tensor
+from evopipe.types import ACTS, CUT, GONE, Batch, Chosen, Tensor
 
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """A step of `E` environments in the algorithm's encoding, as rollouts hold it. For a team, `E` is the number of
-    environments times the number of agents."""
+    """A step of `E` environments in the algorithm's encoding. For a team, `E` is the number of environments times the
+    number of agents.
 
-    obs: np.ndarray  # `[E, O]` float32, the true next observation
-    action: torch.Tensor  # `[E, …]`, see `Batch.action`
-    log_prob: np.ndarray  # `[E]`
+    Attributes:
+        obs: `[E, O]` float32, the observations before the step.
+        action: `[E, …]`, the actions, see `Batch.action`.
+        log_prob: `[E]`, the log-probabilities of the actions.
+        value: `[E]`, the values of the observations.
+        reward: `[E]`, the rewards.
+        next_obs: `[E, O]` float32, the observations after the step; at the end of an episode its last one.
+        begins: `[E]`, whether `obs` is the first observation of an episode.
+        terminated, truncated: `[E]`, whether the step terminated or truncated the episode.
+        idle: `[E]`, whether there was no step, only a reset.
+        memory: `[E, M]`, the recurrent state before the step, which counts as 0 where an episode begins; None for an
+            agent that is not recurrent.
+        remembered: `[E, M]`, the recurrent state after the step; None likewise.
+        legal: `[E, A]`, the legal actions; None if all are legal.
+        next_alive: `[E]`, for a team the state of each agent after the step, see `RowStep.next_alive`; else None.
+    """
+
+    obs: np.ndarray
+    action: torch.Tensor
+    log_prob: np.ndarray
     value: np.ndarray
     reward: np.ndarray
     next_obs: np.ndarray
-    begins: np.ndarray  # `[E]`, an episode begins here
-    terminated: np.ndarray  # `[E]`
+    begins: np.ndarray
+    terminated: np.ndarray
     truncated: np.ndarray
-    idle: np.ndarray  # `[E]`, no step: a reset that follows no action
-    memory: torch.Tensor | None = None  # `[E, M]` before the step, where the agent keeps one; forgotten at a beginning
-    remembered: torch.Tensor | None = None  # `[E, M]` after it
-    legal: np.ndarray | None = None  # `[E, A]`, None where all is
-    next_alive: np.ndarray | None = None  # `[E]` of a team, see `evopipe.types`
+    idle: np.ndarray
+    memory: torch.Tensor | None = None
+    remembered: torch.Tensor | None = None
+    legal: np.ndarray | None = None
+    next_alive: np.ndarray | None = None
 
 
 class RolloutBuffer:
-    """A buffer of the steps that one agent has taken since it last learned. `agent.learn()` learns from them and
-    empties the buffer.
+    """A buffer of the steps that one agent has taken since it last learned. `agent.learn()` learns from these
+    steps and empties the buffer.
 
     Every on-policy agent has such a buffer, `agent.rollout_buffer`, which `collect_rollouts` fills.
 
@@ -142,7 +160,7 @@ def batch_of(breed: Breed, experiences: Any, gamma: Tensor) -> Batch:
         gamma: the agent's discount, `[1]`.
 
     Raises:
-        UsageError: `experiences` is neither.
+        UsageError: `experiences` is neither such a result nor such arrays.
     """
     if breed.team is not None:
         return _batch_of_team(breed, breed.team, experiences, gamma)
@@ -183,7 +201,7 @@ def _batch_of_team(breed: Breed, team: TeamSpace, experiences: Any, gamma: Tenso
     layout = RowLayout.of(spec.spaces, team.masked, legal=spec.algo.MASKED_LOSS)
     seen, after = (np.zeros((n, k, spec.observations), np.float32) for _ in range(2))
     taken = np.zeros((n, k, spec.actions) if layout.continuous else (n, k), np.float32)
-    rewards, (ends, alive, goes_on) = np.zeros((n, k), np.float32), np.zeros((3, n, k), bool)
+    rewards, (ends, alive, goes_on, cut) = np.zeros((n, k), np.float32), np.zeros((4, n, k), bool)
     for place, agent in enumerate(team.ids):
         if agent not in state:
             continue
@@ -198,11 +216,11 @@ def _batch_of_team(breed: Breed, team: TeamSpace, experiences: Any, gamma: Tenso
             taken[:, place] = acts
         ends[:, place] = np.asarray(done[agent], bool).reshape(-1) | ~experiences.next_alive[agent]
         goes_on[:, place] = experiences.next_alive[agent] & ~(ends[:, place] & alive[:, place])
+        cut[:, place] = goes_on[:, place] & experiences.cut[agent]
         rewards[:, place] = reward[agent]
     then, now = ((team.legal(x) if team.masked else None) for x in (goes_on, alive))
-    packed = layout.pack(
-        seen, taken, rewards, ends, after, then, legal=now, alive=alive, next_alive=np.where(goes_on, ACTS, GONE)
-    )
+    leaves = np.where(cut, CUT, np.where(goes_on, ACTS, GONE))
+    packed = layout.pack(seen, taken, rewards, ends, after, then, legal=now, alive=alive, next_alive=leaves)
     weight = torch.full((1, n), 1.0 / n, device=spec.device)
     return layout.unpack(torch.from_numpy(packed)[None].to(spec.device), weight, gamma)
 
@@ -243,10 +261,11 @@ def _steps_of_team(
     parts = [_by_step(x) for x in (observations, actions, log_probs, rewards, dones, values)]
     if len({len(part) for part in parts}) != 1 or not parts[0]:
         raise UsageError(f"learn: the parts of a rollout have unlike lengths {[len(part) for part in parts]}, or none")
-    situations = [team.situation(obs) for obs in parts[0]]
-    shape, k = situations[0].alive.shape, len(team.ids)
+    situations = [situation_of(team, obs) for obs in parts[0]]
+    known = [ends_of(obs) for obs in (*parts[0][1:], following)]
+    shape = situations[0].alive.shape
     absent = Situation(np.zeros_like(situations[0].obs), np.zeros(shape, bool), situations[0].legal, False)
-    situations.append(team.situation(following) if following else absent)
+    situations.append(situation_of(team, following) if following else absent)
     if len({each.alive.shape for each in situations}) != 1:
         raise UsageError("learn: the observations are of unlike numbers of environments")
 
@@ -255,6 +274,9 @@ def _steps_of_team(
         for key, value in part.items():
             found[:, team.agents.index(str(team.agent(key)))] = np.asarray(value).reshape(-1)
         return found
+
+    def each_agents(flags: Mapping[Any, Any]) -> np.ndarray:
+        return numbers(flags, bool)
 
     def drawn(part: Mapping[Any, Any]) -> Tensor:
         found = torch.from_numpy(team.action.empty(*shape))
@@ -265,21 +287,26 @@ def _steps_of_team(
         return found.flatten(0, 1)
 
     ended = [numbers(each, bool) for each in ([*parts[4][1:], next_done] if next_done is not None else parts[4])]
-    found, begins, nothing = [], np.ones(shape, bool), np.zeros(shape[0] * k, bool)
+    found, begins = [], np.ones(shape, bool)
     for t, (_, action, log_prob, reward, _, value) in enumerate(zip(*parts, strict=True)):
-        now, after = situations[t], situations[t + 1]
+        now, after, ends, cut = situations[t], situations[t + 1], known[t], np.zeros(shape, bool)
+        if ends is not None:  # of vectors that know it `dones` is not read, nor what a new episode shows
+            after, ended[t], cut = (situation_of(team, ends.obs), *map(each_agents, (ends.terminated, ends.truncated)))
         over = ended[t] | ~after.alive
+        cut &= ~over
         # Who acts next is known but for the last step, after which one that has just ended may still be shown.
-        acts = after.alive if t + 1 < len(parts[0]) else after.alive & ~(ended[t] & now.alive)
-        flat = [x.reshape(-1) for x in (*(numbers(x, np.float32) for x in (log_prob, value, reward)), begins, over)]
-        own_log_prob, own_value, own_reward, first, last = flat
+        stays = t + 1 < len(parts[0]) and ends is None
+        acts = after.alive if stays else after.alive & ~(ended[t] & now.alive)
+        given = [numbers(x, np.float32) for x in (log_prob, value, reward)]
+        flat = [x.reshape(-1) for x in (*given, begins, over, cut)]
+        own_log_prob, own_value, own_reward, first, last, ended_by_time = flat
         obs, next_obs, legal = (x.reshape(-1, x.shape[-1]) for x in (now.obs, after.obs, now.legal))
         found.append(
-            RecordedStep(obs, drawn(action), own_log_prob, own_value, own_reward, next_obs, first, last, nothing,
+            RecordedStep(obs, drawn(action), own_log_prob, own_value, own_reward, next_obs, first, last, ended_by_time,
                   ~now.alive.reshape(-1), legal=legal if team.masked else None,
-                  next_alive=np.where(acts, ACTS, GONE).reshape(-1))
+                  next_alive=np.where(cut, CUT, np.where(acts, ACTS, GONE)).reshape(-1))
         )  # fmt: skip
-        begins = over | ~now.alive
+        begins = over | cut | ~now.alive
     return found
 
 
@@ -291,7 +318,8 @@ def _by_step(part: Any) -> list[Any]:
 
 
 def rollout_of(spec: EnvSpec, cohort: Cohort, taken: Sequence[RecordedStep]) -> Rollout:
-    """Convert recorded steps to a rollout of one member, from which the algorithm learns.
+    """Convert the recorded steps `taken` to a rollout of one member, the only one of `cohort`, from which the algorithm
+    learns.
 
     Raises:
         UsageError: there are no steps.

@@ -9,8 +9,9 @@ import gymnasium
 import numpy as np
 
 from evopipe import algos
-from evopipe.compat.agilerl.agent import Agent
+from evopipe.compat.agilerl.agent import Agent, kind_of
 from evopipe.compat.agilerl.breed import NOWHERE, build, device_of, one_process, params_of
+from evopipe.compat.agilerl.networks import own_network
 from evopipe.compat.agilerl.settings import HyperparameterConfig, algorithm_of, block_of
 from evopipe.errors import UsageError
 from evopipe.run.spec import first_members
@@ -28,7 +29,9 @@ def create_population(
     INIT_HP: Mapping[str, Any] | None = None, hp_config: HyperparameterConfig | None = None, population_size: int = 1,
     num_envs: int = 1, device: Any = None, accelerator: Any = None, *, state_dim: Any = None, action_dim: Any = None,
     one_hot: bool = False, agent_ids: Sequence[Any] | None = None, seed: int = 1, actor_network: Any = None,
-    tokenizer: Any = None, pad_token_id: int | None = None, pad_token: str | None = None, lora_config: Any = None,
+    critic_network: Any = None, agent_wrapper: Any = None, wrapper_kwargs: Mapping[str, Any] | None = None,
+    torch_compiler: str | None = None, tokenizer: Any = None, pad_token_id: int | None = None,
+    pad_token: str | None = None, lora_config: Any = None,
 ) -> list[Agent]:  # fmt: skip
     """Return a new population of agents. The call also sets the number of torch's threads in this process to 1
     (`runtime.threads`), as every run does.
@@ -40,7 +43,8 @@ def create_population(
         net_config: the network, either as `arch` with `hidden_size` (or `h_size`), or as `encoder_config`,
             `head_config` and `latent_dim`. Sizes are lists with the hidden units of each layer.
         INIT_HP: hyper-parameters by their names in capitals, such as `LR`, `BATCH_SIZE` (transitions), `LEARN_STEP`
-            (environment steps), `GAMMA`. Those that are not given have the defaults that `evopipe params block` prints.
+            (environment steps), `GAMMA`. Others have the
+            defaults that `evopipe params block` prints.
         hp_config: the ranges of the hyper-parameters that may mutate; None for the algorithm's own ranges.
         population_size: the number of agents.
         num_envs: the number of environments of each agent, as in `make_vect_envs`.
@@ -48,9 +52,12 @@ def create_population(
         accelerator: an Accelerator of one process. It has no effect, because all members train in one process.
         state_dim, action_dim, one_hot: older alternatives to the spaces. `state_dim` is an observation's shape, or,
             with `one_hot`, its number of values. `action_dim` is the number of actions, or of an action's dimensions.
-            For teams they are lists.
+            For teams, both are lists.
         agent_ids: names of a team's agents, if spaces are lists; the default is `INIT_HP["AGENT_IDS"]`.
         seed: seed of the networks' first weights and of all random draws.
+        actor_network, critic_network: networks of one's own, see `DummyEvolvable`; of DQN, CQN and PPO.
+        agent_wrapper, wrapper_kwargs: what is put around each agent, such as `RSNorm`.
+        torch_compiler: not needed.
         actor_network, tokenizer, pad_token_id, pad_token, lora_config: for the language models `GRPO`, `LLMPPO`,
             `LLMREINFORCE` and `DPO`, see `LanguageAlgorithm`. These need no spaces; their `INIT_HP` has the names of
             `LanguageSettings` in capitals.
@@ -81,39 +88,81 @@ def create_population(
         for what, value in spaces.items():
             if value is not None:
                 raise UsageError(f"{what}: {algo} adapts a model, and has no use for it: leave it out")
-        made: list[Any] = language_agents(
+        adapters: list[Any] = language_agents(
             language, population_size, actor_network, tokenizer, pad_token_id, pad_token, hp_config, lora_config, False,
             seed, device, accelerator, INIT_HP,
         )  # fmt: skip
-        return made
-    if actor_network is not None or lora_config is not None:
+        return adapters
+    if lora_config is not None or hasattr(actor_network, "get_output_embeddings"):
         raise UsageError(f"actor_network, lora_config: {algo} learns networks of its own: give net_config")
     name, hp = algorithm_of(algo), dict(INIT_HP or {})
-    one_process(accelerator)
     team = algos.get(name).TEAM
     if (observation_space is None) == (state_dim is None) or (action_space is None) == (action_dim is None):
         raise UsageError("create_population: give observation_space and action_space (or state_dim and action_dim)")
-    ids = [*(agent_ids or hp.get("AGENT_IDS") or ())]
     if state_dim is not None:
         dims = state_dim if team else [state_dim]
         found = [_space_from(each, one_hot) for each in dims]
         observation_space = found if team else found[0]
     if action_dim is not None:
         action_space = _actions(name, action_dim, hp, team)
-    if team:
+    ids = [*(agent_ids or hp.get("AGENT_IDS") or ())]
+    agents = made(
+        name, observation_space, action_space, net_config, hp, hp_config, population_size, num_envs, device,
+        accelerator, ids, seed, {"actor": actor_network, "critic": critic_network},
+    )  # fmt: skip
+    return agents if agent_wrapper is None else [agent_wrapper(agent, **(wrapper_kwargs or {})) for agent in agents]
+
+
+def made(
+    algo: str, observation_space: Any, action_space: Any, net_config: Mapping[str, Any] | None, hp: Mapping[str, Any],
+    hp_config: HyperparameterConfig | None, size: int, num_envs: int, device: Any, accelerator: Any,
+    ids: Sequence[Any], seed: int, own: Mapping[str, Any],
+) -> list[Agent]:  # fmt: skip
+    """Return a new population of an algorithm by evopipe's name of it. `own` are networks of the caller's own, by their
+    roles, or None each; for the other arguments see `create_population`."""
+    one_process(accelerator)
+    net = dict(net_config or {})
+    if algos.get(algo).TEAM:
         observation_space, action_space = (_by_agent(spaces, ids) for spaces in (observation_space, action_space))
-    block = block_of(name, hp, net_config or {}, hp_config)
-    train = {"algo": name, "mode": "offline" if algos.get(name).OFFLINE_ONLY else "online", "max_steps": _EVER,
+        net = _of_all(net, observation_space)
+    if "contexts" in algos.get(algo).Config.model_fields:  # scripts name the space of one arm's context
+        observation_space, hp = _rows(observation_space, action_space), {"CONTEXTS": "rows", **hp}
+    block = block_of(algo, hp, net, hp_config)
+    if any(each is not None for each in own.values()):
+        block["network"] = own_network(algo, own, net)
+    train = {"algo": algo, "mode": "offline" if algos.get(algo).OFFLINE_ONLY else "online", "max_steps": _EVER,
              "evo_steps": _EVER, "warm_start": 0, "target": None, "replay": {"capacity": _EVER}}  # fmt: skip
     params = params_of(
         {
-            "seed": seed, "env": {"id": NOWHERE, "num_envs": num_envs}, "population": {"size": population_size},
-            "train": train, "runtime": {"device": device_of(device)}, "algos": {name: block},
+            "seed": seed, "env": {"id": NOWHERE, "num_envs": num_envs}, "population": {"size": size},
+            "train": train, "runtime": {"device": device_of(device)}, "algos": {algo: block},
         }
     )  # fmt: skip
     breed = build(params, observation_space, action_space)
-    members, births = first_members(breed.spec, population_size)
-    return [Agent(breed, member, birth) for member, birth in zip(members, births, strict=True)]
+    members, births = first_members(breed.spec, size)
+    return [kind_of(algo).viewing(breed, member, birth) for member, birth in zip(members, births, strict=True)]
+
+
+def _rows(space: Any, arms: Any) -> Any:
+    """Return the space of one context for each arm, of that of an arm's. Raises UsageError if it is no vector's."""
+    if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1:
+        raise UsageError("observation_space: give the space of one arm's context, a Box of one dimension")
+    return gymnasium.spaces.Box(-np.inf, np.inf, (int(getattr(arms, "n", 0)), *space.shape), np.float32)
+
+
+def _of_all(net: Mapping[str, Any], spaces: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the network of a team's agents, of a configuration by agent or by group too.
+
+    Raises:
+        UsageError: the agents' networks are unlike.
+    """
+    groups = {*map(str, spaces), *(str(agent).rpartition("_")[0] for agent in spaces)}
+    if not net or not {*net} <= groups:
+        return dict(net)
+    first, *others = net.values()
+    if any(each != first for each in others):
+        raise UsageError("net_config: all agents of a team have networks of one architecture here: give one for all")
+    return dict(first)
 
 
 def _actions(algo: str, dims: Any, hp: Mapping[str, Any], team: bool) -> Any:

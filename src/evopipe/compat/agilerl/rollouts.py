@@ -105,7 +105,9 @@ def _collect(agent: Agent, env: Any, n_steps: int | None, obs: Any, done: Any, s
     legal, finished = np.ones((n, spec.actions), bool), []
     ended = np.zeros(n, bool) if fresh or done is None else np.asarray(done, bool)
     for _ in range(steps):
-        rows, _single = agent.breed.rows(obs)
+        rows = agent.breed.rows(obs)[0]
+        agent.take_note(rows)
+        rows = agent.normalised(rows)
         seen, may, first = (torch.from_numpy(np.array(x))[None].to(spec.device) for x in (rows, legal, begins))
         took = step(spec, cohort, seen, may, first, memory[None].to(spec.device), agent.tick())
         action = took.action[0].cpu()
@@ -116,6 +118,7 @@ def _collect(agent: Agent, env: Any, n_steps: int | None, obs: Any, done: Any, s
             after = after.copy()
             for i in np.flatnonzero(terminated | truncated):
                 after[i] = agent.breed.rows(info["final_obs"][i])[0][0]
+        after = agent.normalised(after)
         log_prob, value = (x[0].cpu().numpy() for x in (took.log_prob, took.value))
         gain = np.asarray(reward, np.float32)
         remembered = took.memory[0].cpu()

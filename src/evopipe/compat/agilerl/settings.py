@@ -10,30 +10,37 @@ from evopipe import algos
 from evopipe.errors import ParamsError, UsageError, suggestion
 from evopipe.schema.declare import evolvable
 
-_SPELLED = {"rainbowdqn": "rainbow", "cql": "cqn", "cqldqn": "cqn"}
+_SPELLED = {"neuralucb": "neural_ucb", "neuralts": "neural_ts", "rainbowdqn": "rainbow", "cql": "cqn", "cqldqn": "cqn"}
 _RATES = ("lr", "lr_actor", "lr_critic")
 # Key of INIT_HP → the names that it may have in an algorithm's block: all that there are.
 _KEYS: dict[str, tuple[str, ...]] = {
     "BATCH_SIZE": ("batch_size",), "LR": _RATES, "LR_ACTOR": ("lr_actor",), "LR_CRITIC": ("lr_critic",),
-    "LEARN_STEP": ("learn_step",), "GAMMA": ("gamma",), "TAU": ("tau",), "DOUBLE": ("double",),
+    "LEARN_STEP": ("learn_step",), "GAMMA": ("gamma", "exploration"), "TAU": ("tau",), "DOUBLE": ("double",),
     "POLICY_FREQ": ("policy_delay",), "GAE_LAMBDA": ("gae_lambda",), "ACTION_STD_INIT": ("std",),
     "CLIP_COEF": ("clip",), "ENT_COEF": ("ent_coef",), "VF_COEF": ("vf_coef",), "MAX_GRAD_NORM": ("grad_clip",),
     "TARGET_KL": ("target_kl",), "UPDATE_EPOCHS": ("epochs",), "NUM_ATOMS": ("atoms",), "V_MIN": ("v_min",),
     "V_MAX": ("v_max",), "NOISE_STD": ("noisy_sigma",), "EXPL_NOISE": ("noise_sd",), "THETA": ("ou_theta",),
-    "SHARE_ENCODERS": ("share_encoder",), "MAX_SEQ_LEN": ("max_seq_len",),
+    "SHARE_ENCODERS": ("share_encoder",), "MAX_SEQ_LEN": ("max_seq_len",), "SQUASH_OUTPUT": ("squash",),
+    "LAMBDA": ("ridge",), "LAMB": ("ridge",), "REG": ("decay",), "CONTEXTS": ("contexts",),
 }  # fmt: skip
 # What a script keeps there for itself, or for another object; and what follows from the spaces.
 _OTHERS = frozenset(
     "ENV_NAME ALGO DATASET EPISODES MAX_STEPS TARGET_SCORE MEMORY_SIZE TOURN_SIZE ELITISM POP_SIZE POPULATION_SIZE "
     "EVO_EPOCHS EVO_STEPS EVAL_STEPS EVAL_LOOP LEARNING_DELAY WANDB CHANNELS_LAST NUM_ENVS RECURRENT "
     "USE_ROLLOUT_BUFFER N_AGENTS AGENT_IDS MAX_ACTION MIN_ACTION DISCRETE_ACTIONS OU_NOISE O_U_NOISE N_STEP PER ALPHA "
-    "BETA EPS_START EPS_END EPS_DECAY".split()
+    "BETA EPS_START EPS_END EPS_DECAY EVO_LOOP EPISODE_STEPS MEAN_NOISE DT VECT_NOISE_DIM PRIOR_EPS NOISY "
+    "COMBINED_REWARD CUDAGRAPHS NORMALIZE_IMAGES TORCH_COMPILER ROLLOUT_BUFFER_CONFIG ACTION_BATCH_SIZE CLIP_ACTIONS "
+    "BPTT_SEQUENCE_TYPE MUT".split()
 )
 _RANGES = {"update_epochs": "epochs", "max_grad_norm": "grad_clip", "policy_freq": "policy_delay"}
 # A name that stands for each of these that an algorithm has.
 _SEVERAL = {"lr": (*_RATES, "lr_value"), "lr_policy": ("lr",), "clip_coef": ("clip", "clip_low", "clip_high")}
+_BOUNDS = {"min_mlp_nodes", "max_mlp_nodes", "min_hidden_layers", "max_hidden_layers", "min_blocks", "max_blocks",
+           "min_hidden_state_size", "max_hidden_state_size", "min_layers", "max_layers"}  # fmt: skip
+"""How far an architecture may mutate there; here `evolution.mutation.architecture` says so for all networks."""
 _ENCODER = {"hidden_size", "activation", "hidden_state_size", "num_layers", "max_seq_len", "channel_size",
-            "kernel_size", "stride_size", "layer_norm", "min_mlp_nodes"}  # fmt: skip
+            "kernel_size", "stride_size", "layer_norm", "num_blocks", "output_activation", *_BOUNDS}  # fmt: skip
+_SEQUENCES = {"chunked": "chunked", "maximum": "overlapping", "fifty_percent_overlap": "overlapping"}
 
 
 @dataclass(frozen=True)
@@ -103,14 +110,24 @@ def block_of(
     """
     fields = algos.get(algo).Config.model_fields
     block: dict[str, Any] = {}
+    hp = {key.upper(): value for key, value in hp.items()}
+    if hp.get("MEAN_NOISE"):
+        raise UsageError(f"INIT_HP: MEAN_NOISE is {hp['MEAN_NOISE']!r}, and noise has mean 0 here: leave it out")
     for key, value in sorted(hp.items(), key=lambda item: item[0] != "LR"):  # a rate of its own comes after
         if key not in _KEYS:
             if key not in _OTHERS:
                 raise UsageError(f"INIT_HP: nobody reads {key!r}{suggestion(key, [*_KEYS, *_OTHERS])}")
             continue
         for name in _KEYS[key]:
-            if name in fields:
+            if (name, value) == ("max_seq_len", None):
+                block |= {"sequences": "whole"} if name in fields else {}
+            elif name in fields:
                 block[name] = 0.0 if (name, value) == ("target_kl", None) else _typed(fields[name], value)
+    if "sequences" in fields and (cut := hp.get("BPTT_SEQUENCE_TYPE")) is not None:
+        name = str(getattr(cut, "value", cut)).lower()
+        if name not in _SEQUENCES:
+            raise UsageError(f"bptt_sequence_type: there is no {name!r}{suggestion(name, _SEQUENCES)}")
+        block.setdefault("sequences", _SEQUENCES[name])
     if "noise" in fields and (hp.get("O_U_NOISE") or hp.get("OU_NOISE")):
         block["noise"] = "ou"
     block["network"] = _network_of(net, bool(hp.get("RECURRENT")))
@@ -123,6 +140,28 @@ def block_of(
     return block
 
 
+def refuse_foreign(called: str, algo: str, settings: Mapping[str, Any]) -> None:
+    """Check hyper-parameters by the names that an algorithm's class takes them by.
+
+    Raises:
+        UsageError: nobody knows one, or the algorithm has none of that name.
+    """
+    fields = algos.get(algo).Config.model_fields
+    able = [key.lower() for key, names in _KEYS.items() if any(name in fields for name in names)]
+    for given in settings:
+        key = given.upper()
+        if key not in _KEYS and key not in _OTHERS:
+            raise UsageError(f"{called}: nobody reads {given!r}{suggestion(given, able)}")
+        if key in _KEYS and given.lower() not in able:
+            raise UsageError(f"{called}: it has no {given!r}: leave it out (there are {', '.join(able)})")
+
+
+def documented(algo: str, name: str) -> str | None:
+    """Return an algorithm's own name of a hyper-parameter that scripts ask an agent for; None if it has none."""
+    fields = algos.get(algo).Config.model_fields
+    return next((own for own in _KEYS.get(name.upper(), ()) if own in fields), None)
+
+
 def _typed(field: Any, value: Any) -> Any:
     """Return a value as a field takes it: a whole number as a float where the field is one."""
     return float(value) if type(value) is int and field.annotation is float else value
@@ -133,12 +172,12 @@ def _network_of(net: Mapping[str, Any], recurrent: bool = False) -> dict[str, An
     known."""
     known = {"arch", "h_size", "hidden_size", "activation", "encoder_config", "head_config", "latent_dim", "layer_norm",
              "channels", "channel_size", "kernels", "kernel_size", "strides", "stride_size", "c_size", "k_size",
-             "s_size", "simba"}  # fmt: skip
+             "s_size", "simba", "min_latent_dim", "max_latent_dim"}  # fmt: skip
     encoder, head = dict(net.get("encoder_config") or {}), dict(net.get("head_config") or {})
     for where, block, able in (
         ("net_config", net, known),
         ("net_config['encoder_config']", encoder, _ENCODER),
-        ("net_config['head_config']", head, {"hidden_size", "activation", "layer_norm"}),
+        ("net_config['head_config']", head, {"hidden_size", "activation", "layer_norm", "output_activation", *_BOUNDS}),
     ):
         for key in block:
             if key not in able:
@@ -155,7 +194,9 @@ def _network_of(net: Mapping[str, Any], recurrent: bool = False) -> dict[str, An
         *before, latent = flat
         found |= {"encoder": before or [latent], "latent": latent, "head": []}
     elif encoder or head or "latent_dim" in net:
-        found |= {"encoder": encoder.get("hidden_size", [64]), "latent": net.get("latent_dim", 64), "head": []}
+        widths = encoder.get("hidden_size", [64])
+        widths = [widths] * encoder.get("num_blocks", 1) if isinstance(widths, int) else widths
+        found |= {"encoder": widths, "latent": net.get("latent_dim", 64), "head": []}
     if head.get("hidden_size"):
         found["head"] = head["hidden_size"]
     if "latent_dim" in net:
@@ -230,8 +271,8 @@ def own_names(algo: str, name: str) -> list[str]:
 
 
 class LanguageSettings(TypedDict, total=False):
-    """Hyper-parameters of algorithms for language models. Those that are not given have the algorithm's defaults
-    (`evopipe params block`). An error is raised for a hyper-parameter that the algorithm does not have."""
+    """Hyper-parameters of algorithms for language models. Hyper-parameters that are not given have the algorithm's
+    defaults (`evopipe params block`). An error is raised for a hyper-parameter that the algorithm does not have."""
 
     batch_size: int
     """Completions an update; None or more than a step has: all of a step."""

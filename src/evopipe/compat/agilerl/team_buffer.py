@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from evopipe.compat.agilerl.buffers import FIELDS, Memory
+from evopipe.compat.agilerl.team_vect import ends_of, present_of
 
 _Parts = dict[Any, np.ndarray]
 
@@ -17,11 +18,12 @@ class TeamExperiences(tuple[Any, ...]):
     whose values are arrays `[B, …]`.
 
     `alive` and `next_alive` are dictionaries of bool `[B]` by agent, which say whether the agent acted, and whether it
-    is present in the next state.
+    is present in the next state; `cut` says whether it was truncated, if the environments tell.
     """
 
     alive: _Parts
     next_alive: _Parts
+    cut: _Parts
 
 
 class MultiAgentReplayBuffer(Memory):
@@ -66,6 +68,8 @@ class MultiAgentReplayBuffer(Memory):
         if not present:
             raise self._refusal(f"the state names none of the agents {self.agent_ids}")
         n = len(parts["state"][present[0]]) if several else 1
+        if (ends := ends_of(parts["next_state"])) is not None:  # what it led to, even where an episode has begun since
+            parts = {**parts, "next_state": ends.obs}
         at = (self.counter + np.arange(n)) % self.memory_size
         for name, part in parts.items():
             held = self._held.setdefault(name, {})
@@ -78,7 +82,10 @@ class MultiAgentReplayBuffer(Memory):
         for flag, of in (("alive", "state"), ("next_alive", "next_state")):
             there = self._held.setdefault(flag, {})
             for agent in self.agent_ids:
-                there.setdefault(agent, np.zeros(self.memory_size, bool))[at] = agent in parts[of]
+                there.setdefault(agent, np.zeros(self.memory_size, bool))[at] = present_of(parts[of], agent)
+        cut = self._held.setdefault("cut", {})
+        for agent in self.agent_ids:
+            cut.setdefault(agent, np.zeros(self.memory_size, bool))[at] = ends is not None and ends.truncated[agent]
         self.counter += n
 
     def sample(self, batch_size: int, *_: Any) -> TeamExperiences:
@@ -91,5 +98,5 @@ class MultiAgentReplayBuffer(Memory):
         at = self._random.integers(len(self), size=batch_size)
         drawn = {name: {agent: array[at] for agent, array in held.items()} for name, held in self._held.items()}
         found = TeamExperiences(tuple(drawn[name] for name in FIELDS))
-        found.alive, found.next_alive = drawn["alive"], drawn["next_alive"]
+        found.alive, found.next_alive, found.cut = drawn["alive"], drawn["next_alive"], drawn["cut"]
         return found

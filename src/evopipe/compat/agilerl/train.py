@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import math
@@ -13,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from evopipe import rng
 from evopipe.algos import get, on_policy
@@ -43,6 +44,20 @@ from evopipe.track.events import Tracker
 from evopipe.track.tracking import Tracked
 
 Trained = tuple[list[Agent], list[list[float]]]
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+def newer_spellings(function: FunctionT) -> FunctionT:
+    """Return a training function that takes `init_hp` and `mut_p` for `INIT_HP` and `MUT_P` too."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for name in ("init_hp", "mut_p"):
+            if name in kwargs:
+                kwargs[name.upper()] = kwargs.pop(name)
+        return function(*args, **kwargs)
+
+    return cast("FunctionT", call)
 
 
 def _checkpoints(
@@ -89,10 +104,14 @@ def entering(agents: Sequence[Any], seed: int) -> list[Member]:
 
 
 def views(run: Run[Any], view: Callable[..., Any], breed: Any, before: Sequence[Any], each: int = 1) -> list[Any]:
-    """Return an agent of class `view` for each current member of a run.
+    """Return an agent for each current member of a run.
 
-    The agent's count of steps is that of the agent with the same index in `before`, plus `each` for every step of the
-    run.
+    Args:
+        run: the run.
+        view: the class of the agents.
+        breed: what all agents share, see `Breed`.
+        before: the agents before the run; an agent continues the count of steps of the one with the same index.
+        each: how much the count grows for every step of the run.
     """
     found = [view(breed, member, birth) for member, birth in zip(run.members, run.births, strict=True)]
     for agent in found:
@@ -175,11 +194,19 @@ def refuse_idle(arguments: Mapping[str, Any]) -> None:
             raise UsageError(f"{name}: it would be without effect: give {others} too")
 
 
+def function_for(name: str) -> str:
+    """Return the name of the training function that fits an algorithm; of one for datasets alone that for replay."""
+    algo: Any = get(name)
+    if "contexts" in algo.Config.model_fields:
+        return "train_bandits"
+    return f"train_{'multi_agent_' * algo.TEAM}{'on' if on_policy(algo) else 'off'}_policy"
+
+
 class Call(SimpleNamespace):
     """The arguments of one call of a training function, as attributes named as in the function's signature.
 
-    Attributes:
-        train, block: further keys for the blocks `train` and `algos.<name>` of the run's parameters.
+    The attributes `train` and `block` hold parameters of the run that replace the population's own: keys of the blocks
+    `train` and `algos.<name>`.
     """
 
     pop: Sequence[Agent]
@@ -201,8 +228,7 @@ class Call(SimpleNamespace):
         """
         call = cls(arguments)
         call.check()
-        algo = get(call.name)
-        fits = f"train_{'multi_agent_' * algo.TEAM}{'on' if on_policy(algo) else 'off'}_policy"
+        fits = function_for(call.name)
         if function != fits and (function, fits) != ("train_offline", "train_off_policy"):
             raise UsageError(f"{function}: {call.name} is not for it: call {fits}")
         return call
@@ -219,7 +245,10 @@ class Call(SimpleNamespace):
             UsageError: an argument cannot be used, or would have no effect.
         """
         if not self.pop or not all(isinstance(agent, Agent) for agent in self.pop):
-            raise UsageError("pop: give agents, as create_population makes them")
+            raise UsageError(
+                "pop: give agents, as create_population makes them, without wrappers of your own: members act and "
+                "learn in one batch, which these do not see"
+            )
         if len({agent.breed.algo for agent in self.pop}) > 1:
             raise UsageError("pop: its agents are of unlike algorithms")
         for what, named in (("algo", self.algo), ("mutation.algo", self.mutation and self.mutation.algo)):
@@ -233,7 +262,9 @@ class Call(SimpleNamespace):
 
     def _check_dictionaries(self) -> None:
         config = self.pop[0].breed.params.algo_config
-        hp = {key: value for key, value in (self.INIT_HP or {}).items() if key not in ("RECURRENT", "SHARE_ENCODERS")}
+        hp = {key.upper(): value for key, value in (self.INIT_HP or {}).items()}
+        for name in ("RECURRENT", "SHARE_ENCODERS"):
+            hp.pop(name, None)
         for key in hp:
             block = block_of(self.name, {key: hp[key]}, {}, None)
             block.pop("network")
@@ -254,7 +285,7 @@ class Call(SimpleNamespace):
                  "MUT_SD": made.sd, "RAND_SEED": self.mutation.rand_seed, "RL_HP_SELECTION": self.mutation.selection,
                  **{f"{which}_{name.upper()}": end for name, ends in self.mutation.ends.items()
                     for which, end in zip(("MIN", "MAX"), ends, strict=True)}}  # fmt: skip
-        for key, value in (self.MUT_P or {}).items():
+        for key, value in {key.upper(): value for key, value in (self.MUT_P or {}).items()}.items():
             if key not in known:
                 raise UsageError(f"MUT_P: nobody reads {key!r}{suggestion(key, known)}")
             if known[key] != value:
@@ -277,6 +308,7 @@ class Call(SimpleNamespace):
                 "train": {
                     "algo": self.name, "warm_start": 0, "eval_episodes": self.eval_loop * env.num_envs,
                     "target": None if self.target is None else float(self.target), **confirm, **self.train,
+                    "normalise": breed.params.train.normalise.model_dump(),
                 },
                 "evolution": {"tournament": tournament.config.model_dump(), "mutation": mutation.config.model_dump()},
                 "runtime": {"device": breed.params.runtime.device},
@@ -323,7 +355,7 @@ class Call(SimpleNamespace):
         problem = problem_with(spec, warm, workers, learners, collect, breed.about)
         with conducted(problem, self.pop, params, not self.verbose, self.wandb_api_key) as session:
             made = session.run
-            agents = partial(views, made, Agent, breed, self.pop)
+            agents = partial(views, made, type(self.pop[0]).viewing, breed, self.pop)
             path = self.checkpoint_path or f"{self.file}-checkpoint"
             save = _checkpoints(made, agents, self.checkpoint, path, self.overwrite_checkpoints)
             champion = conduct(session, lambda _: save())

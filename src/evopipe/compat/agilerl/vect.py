@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
+import gymnasium
 import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from evopipe.compat.agilerl.breed import params_of
 from evopipe.compat.agilerl.environments import made_by, remember
+from evopipe.compat.agilerl.team_vect import TeamVectEnv
 from evopipe.envs import make
-from evopipe.envs.team import TeamEnv
 from evopipe.errors import UsageError
 from evopipe.schema.blocks import EnvConfig
 
@@ -21,10 +22,14 @@ _Bools = npt.NDArray[np.bool_]
 
 
 class Marks(NamedTuple):
-    """Flags of `n` environments for the step that led to their observations, bool `[n]` each: whether the step was a
-    reset, and whether it terminated or truncated the episode."""
+    """Flags of `n` environments, bool `[n]` each, for the step that led to their present observations.
 
-    began: _Bools  # nothing: a reset, whatever action was given
+    Attributes:
+        began: whether that step was a reset.
+        terminated, truncated: whether that step terminated or truncated the episode.
+    """
+
+    began: _Bools
     terminated: _Bools
     truncated: _Bools
 
@@ -84,25 +89,70 @@ class _VectEnvs(SyncVectorEnv):
         return marked(obs, Marks(began, terminated, truncated)), reward, terminated, truncated, info
 
 
-class _TeamEnvs:
-    """Environments of a team, so many for each member, for the training functions, which make and step them."""
+def _inside(function: Callable[[], Any], wrappers: Sequence[Callable[[Any], Any]]) -> Callable[[], Any]:
+    """Return a function that makes an environment inside wrappers."""
+    return lambda: reduce(lambda env, wrapper: wrapper(env), wrappers, function())
 
-    def __init__(self, config: EnvConfig) -> None:
-        self.num_envs, example = config.num_envs, make.make_env(config)
-        assert isinstance(example, TeamEnv)
-        self.possible_agents = self.agents = [*example.ids]
-        self.num_agents, spaces = len(self.agents), (example.observation_space, example.action_space)
-        self.observation_space, self.action_space = (dict(each).__getitem__ for each in spaces)  # type: ignore[call-overload]
-        make.close(example)
-        remember(self, config)
 
-    def close(self) -> None:
-        """Do nothing: no environment is open."""
+def make_multi_agent_vect_envs(
+    env: Callable[..., Any], num_envs: int = 1, *, extra_wrappers: Sequence[Any] | None = None, seed: int = 1,
+    **env_kwargs: Any,
+) -> TeamVectEnv:  # fmt: skip
+    """Return a vector of teams' environments that step together, `num_envs` for each member of a population.
+
+    Args:
+        env: a function that makes one parallel environment of PettingZoo.
+        num_envs: each member's number of environments.
+        extra_wrappers: wrappers as functions of an environment, put around each environment in turn.
+        seed: seed of the first `env.reset()` in a script's own loop. The training functions seed every episode.
+        env_kwargs: keyword arguments of `env`.
+
+    Raises:
+        UsageError: the function makes something else.
+
+    Examples:
+        >>> from mpe2 import simple_spread_v3
+        >>> from evopipe.compat.agilerl import make_multi_agent_vect_envs
+        >>> env = make_multi_agent_vect_envs(simple_spread_v3.parallel_env, num_envs=2, max_cycles=5)
+        >>> obs, info = env.reset()
+        >>> env.agents[0], obs["agent_0"].shape
+        ('agent_0', (2, 18))
+    """
+    config = made_by(_inside(partial(env, **env_kwargs), extra_wrappers or ()), num_envs)
+    if not make.is_team(config):
+        raise UsageError("env: it makes an environment of one agent: call make_vect_envs(make_env=...)")
+    return TeamVectEnv(config, seed)
+
+
+class AsyncPettingZooVecEnv(TeamVectEnv):
+    """Teams' environments made by functions, all alike. In a script's own loop they step in this process.
+
+    Args:
+        env_fns: functions, each of which makes one parallel environment of PettingZoo.
+
+    Raises:
+        UsageError: there is none, or it makes something else.
+
+    Examples:
+        >>> from mpe2 import simple_spread_v3
+        >>> from evopipe.compat.agilerl import AsyncPettingZooVecEnv
+        >>> env = AsyncPettingZooVecEnv([simple_spread_v3.parallel_env] * 2)
+        >>> env.num_envs, env.single_action_space("agent_0")
+        (2, Discrete(5))
+    """
+
+    def __init__(self, env_fns: Sequence[Callable[[], Any]], *, seed: int = 1, **_: Any) -> None:
+        if not env_fns:
+            raise UsageError("AsyncPettingZooVecEnv: env_fns is empty: give a function for each environment")
+        config = made_by(env_fns[0], len(env_fns))
+        if not make.is_team(config):
+            raise UsageError("AsyncPettingZooVecEnv: env_fns make environments of one agent: call make_vect_envs")
+        super().__init__(config, seed)
 
 
 def make_vect_envs(
     env_name: str | None = None, num_envs: int = 1, *, make_env: Any = None, wrappers: Sequence[Any] = (),
-    seed: int = 1, **env_kwargs: Any,
+    extra_wrappers: Sequence[Any] | None = None, should_async_vector: bool = False, seed: int = 1, **env_kwargs: Any,
 ) -> Any:  # fmt: skip
     """Return a vector of `num_envs` environments that are stepped together. In a training, each member has that many
     environments.
@@ -113,11 +163,14 @@ def make_vect_envs(
         make_env: a function that makes one environment, instead of `env_name`.
         wrappers: names of wrappers around each environment, as in `env.wrappers` of `params.yaml`. A function
             `make_env` must add its wrappers itself.
+        extra_wrappers: wrappers as functions of an environment, put around each environment in turn.
+        should_async_vector: not needed: a script's own loop steps them in this process, the training functions in
+            processes where that pays.
         seed: seed of the first `env.reset()` in a script's own loop. The training functions seed every episode.
         env_kwargs: keyword arguments of `gymnasium.make`.
 
     Returns:
-        For an environment of one agent, a vector of Gymnasium. For a team, an object for the training functions only.
+        For an environment of one agent, a vector of Gymnasium. For a team, what `make_multi_agent_vect_envs` returns.
 
     Raises:
         ParamsError: the name is unknown, or an argument does not fit.
@@ -131,6 +184,9 @@ def make_vect_envs(
     """
     if (env_name is None) == (make_env is None):
         raise UsageError("make_vect_envs: name the environment or give the function that makes it, one of both")
+    if extra_wrappers:
+        make_env = _inside(make_env or partial(gymnasium.make, str(env_name), **env_kwargs), extra_wrappers)
+        env_kwargs = {}
     if make_env is not None:
         if wrappers or env_kwargs:
             raise UsageError("make_vect_envs: make_env takes no wrappers and arguments: put them into the function")
@@ -138,4 +194,4 @@ def make_vect_envs(
     else:
         block = {"id": env_name, "num_envs": num_envs, "kwargs": env_kwargs, "wrappers": list(wrappers)}
         config = params_of({"env": block, "train": {"evo_steps": max(5_000, num_envs)}}).env
-    return _TeamEnvs(config) if make.is_team(config) else _VectEnvs(config, seed)
+    return TeamVectEnv(config, seed) if make.is_team(config) else _VectEnvs(config, seed)

@@ -2,15 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Self
+
+import numpy as np
 
 from evopipe import rng
 from evopipe.core.member import Member
 from evopipe.formats import score
 from evopipe.mutations import NONE, Mutation
+
+
+class StepList(list[int]):
+    """Environment steps, the present count last. Newer scripts have the count alone: as a number it is the last entry.
+
+    Examples:
+        >>> steps = StepList([100])
+        >>> steps += 50
+        >>> steps, steps // 30, steps < 200
+        ([150], 5, True)
+    """
+
+    def __iadd__(self, more: Any) -> Self:  # type: ignore[override, misc]
+        if np.ndim(more):
+            return super().__iadd__(more)
+        self[-1] += int(more)
+        return self
+
+    def __int__(self) -> int:
+        return self[-1]
+
+    def __floordiv__(self, every: int) -> int:
+        return self[-1] // every
+
+    def __lt__(self, other: Any) -> bool:
+        return super().__lt__(other) if np.ndim(other) else self[-1] < int(other)
+
+    def __ge__(self, other: Any) -> bool:
+        return super().__ge__(other) if np.ndim(other) else self[-1] >= int(other)
 
 
 class View:
@@ -21,7 +52,21 @@ class View:
         self.breed, self._member, self.mutation = breed, member, mutation
         self.fitness: list[float] = [*member.fitness]
         self.scores: list[float] = []
-        self.steps: list[int] = [0]
+        self.steps = [0]
+
+    @classmethod
+    def viewing(cls, breed: Any, member: Member, mutation: Mutation = NONE) -> Self:
+        """Return the agent of this class that is a view of a member."""
+        return cls(breed, member, mutation)
+
+    @property
+    def steps(self) -> StepList:
+        """Environment steps, the present count last."""
+        return self._steps
+
+    @steps.setter
+    def steps(self, steps: int | Iterable[int]) -> None:
+        self._steps = StepList([steps] if isinstance(steps, int) else steps)
 
     @property
     def member(self) -> Member:
@@ -62,7 +107,7 @@ class View:
         slot = member.slot if index is None else index
         key = member.key if index is None else int(rng.member_keys(self.breed.seed, [slot])[0])
         copied = replace(member.clone(slot, member.id, key), parent=member.parent)
-        child = type(self)(self.breed, copied, self.mutation)
+        child = self.viewing(self.breed, copied, self.mutation)
         child.go_on_from(self, self)
         return child
 

@@ -51,15 +51,25 @@ from evopipe.track.tracking import Tracked
 
 @dataclass(frozen=True)
 class Trained:
-    """The result of `AgentTrainer.train`: the best member's policy, its scores, and the curves of the training."""
+    """The result of `AgentTrainer.train`.
 
-    policy: LanguagePolicy | None  # the elite, to generate with; None where nothing was trained
-    score: float  # its mean return over all validation tasks
-    evaluation: dict[str, Any]  # the elite's and the base's validation: mean, interval, pass@1, pass@k
-    # one row a generation: generation, step, training and validation episodes, best, mean, elite
+    Attributes:
+        policy: the policy of the best member, the elite; None if nothing was trained.
+        score: the elite's mean return over all tasks of the final evaluation.
+        evaluation: results of that evaluation by name (`mean`, `interval`, `pass@1`, `pass@k` …): in `elite` those of
+            the elite; in `base` those of the untrained base model, if that was scored first.
+        curve: a row for each generation: generation, step, training and validation episodes, best, mean and elite
+            score.
+        measures: a mapping for each generation and member, with the figures of its training rounds.
+        validated: a mapping for each generation and member, with the figures of its validations.
+    """
+
+    policy: LanguagePolicy | None
+    score: float
+    evaluation: dict[str, Any]
     curve: list[list[Any]]
-    measures: list[dict[str, Any]]  # one mapping a generation and member, of training rounds
-    validated: list[dict[str, Any]]  # one mapping a generation and member, of validations
+    measures: list[dict[str, Any]]
+    validated: list[dict[str, Any]]
 
 
 class AgentTrainer:
@@ -269,8 +279,12 @@ class AgentTrainer:
             return self._train(Path(folder), quiet)
 
     def evaluate(self) -> dict[str, Any]:
-        """Score the untrained base model, or the first member of `population.start`, on the test or validation tasks;
-        return mean, interval, pass@1 and pass@k."""
+        """Score the untrained base model, or the first member of `population.start`, on the test tasks, or on the
+        validation tasks if there are no test tasks.
+
+        Returns:
+            Results by name: among others the `mean` return, its 95 % confidence `interval`, `pass@1` and `pass@k`.
+        """
         with self._idle() as (regime, member):
             return self._reported(regime, member)
 

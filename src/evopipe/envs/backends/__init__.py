@@ -56,8 +56,14 @@ class RowStepper(Protocol):
 
 
 class Backend(NamedTuple):
-    """The functions `rows` and `tensors` of a backend's module, each None if the module lacks it, and whether the
-    backend supports teams."""
+    """A backend: the functions of its module that make environments. At least one of them is not None.
+
+    Attributes:
+        rows: the function `rows` of the module, which makes a `RowStepper`; None if the module lacks it.
+        tensors: the function `tensors` of the module, which makes a `TensorPool` or an object like it; None if the
+            module lacks it.
+        teams: whether the backend supports teams.
+    """
 
     rows: Callable[..., RowStepper] | None
     tensors: Callable[..., Any] | None

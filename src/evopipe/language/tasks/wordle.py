@@ -37,11 +37,18 @@ class _Encoded:
 
 @dataclass(frozen=True)
 class PlayedGames:
-    """The results of `R` finished games."""
+    """The results of `R` finished games.
 
-    returns: np.ndarray  # [R] float64
-    tries: np.ndarray  # [R] int64, guesses made
-    won: np.ndarray  # [R] bool
+    Attributes:
+        returns: `[R]` float64, the sum of rewards of each game.
+        tries: `[R]` int64, the number of guesses.
+        won: `[R]` bool, whether the word was found.
+        rows: the games as data, with their guesses and colours.
+    """
+
+    returns: np.ndarray
+    tries: np.ndarray
+    won: np.ndarray
     rows: list[dict[str, Any]]
 
 
@@ -210,7 +217,8 @@ class Wordle(Schema):
             raise DataError(f"{where}: is not over: {len(guesses)} of {self.tries} turns, and the word was not found")
 
     def encode(self, rows: Sequence[Mapping[str, Any]], where: str = "games") -> _Encoded:
-        """Return games as arrays of tokens, rewards and masks, `[n, L]` each.
+        """Return games as tokens, in an object with the arrays `ids`, `real` (False after a game's end), `acts` (tokens
+        that the player wrote), `reward` and `done`, `[n, L]` each.
 
         Raises:
             DataError: a game is impossible, see `check`; the message begins with `where` and the game's number, from 1.

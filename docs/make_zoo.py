@@ -1,0 +1,120 @@
+"""Write `docs/zoo.md` from the zoo's rows and results: `python docs/make_zoo.py`; `--check` compares."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from make_parameters import publish
+
+from evopipe import zoo
+from evopipe.formats import duration, number, score
+from evopipe.zoo.row import SHARE, ZooRow, sources
+
+PAGE = Path(__file__).parent / "zoo.md"
+HOME = Path(__file__).parents[1]
+HEAD = ("row", "seeds", "IQM", "95 % interval", "steps", "CPU", "published", f"{SHARE:g} of it")
+INTRODUCTION = """\
+# The zoo
+
+<!-- Made by docs/make_zoo.py from zoo/: do not edit. -->
+
+Pipelines that were trained with several seeds each, on committed code: what they score, what that cost, and what others
+published for the same algorithm and environment. Every row can be rebuilt.
+
+```bash
+evopipe zoo list                           # the tables below
+evopipe zoo show ppo-cartpole              # each seed, with hashes; --picture curve.svg, --gif film.gif
+evopipe zoo verify ppo-cartpole            # its best seed anew, compared with the recorded hash
+evopipe zoo train ppo-cartpole --seeds 1-5 # what is missing of a row; without a row, of all: `make zoo`
+```
+
+```python
+import evopipe
+
+policy = evopipe.zoo.load("ppo-cartpole")  # the elite of the best seed
+```
+
+A row is a folder of `pipelines/`, whose `params.yaml` are its parameters, an entry of `zoo/rows.yaml`, and
+`zoo/ROW.json` with its results; `zoo/ROW.safetensors` is the elite of its best seed, tensors and description in one.
+They belong to the repository: an installed package holds none of them, and says so. With `--folder` the commands take
+another clone than that around the working folder.
+
+Each seed is recorded as soon as it has ended, so that training can be stopped, killed and continued, here or on another
+machine: a seed that is recorded with the parameters that the pipeline has now is not trained again, and one that was
+stopped goes on from its checkpoint where code and folder are the same. Other parameters make all seeds of a row
+missing.
+
+## What the numbers are
+
+- **IQM** is the interquartile mean over seeds of the elite's mean over held-out episodes, which no training used; its
+  interval is that of the stratified bootstrap ([Agarwal et al., 2021](https://arxiv.org/abs/2108.13264)), by the
+  formulas of their library `rliable`. Over few seeds an interval is narrow rather than wide.
+- **steps** are those of the whole population, of one seed: training's, and those of every evaluation that chose the
+  elite. Published numbers count the training of one agent alone.
+- **CPU** is what all stages of a seed cost, of one core. Of a run that was ended by SIGKILL, what it had done since it
+  last started is not counted.
+- **published** are the score, its deviation and its steps, as far as the source says: {sources}.
+- **{share:g} of it**: whether the interval's lower end is at least {share:g} of the largest score published; of a
+  negative score, whether it lies at most {rest:g} of its size below.
+
+`evopipe zoo verify` trains anew in an empty folder. Equal hashes of the elite's tensors settle it. Where the recorded
+code or machine are others, other bits are to be expected: then intervals must meet, or means agree to a tenth, and it
+says so, and what differs. It exits 65 where a like machine gives other bits by the same code, or scores do not agree.
+
+To the hub: `evopipe push models/elite USER/NAME` and `evopipe pull USER/NAME FOLDER`, see
+[the pipeline](pipeline.md#to-the-hub).
+"""
+
+
+def render() -> str:
+    """Return the page."""
+    rows, named = zoo.rows(HOME), sources(HOME)
+    links = ", ".join(f"[{name}]({address})" for name, address in named.items())
+    parts = [INTRODUCTION.format(sources=links, share=SHARE, rest=round(1 - SHARE, 2))]
+    families = dict.fromkeys(row.entry.family for row in rows.values())
+    for family in families:
+        lines = [_line(row) for row in rows.values() if row.entry.family == family and row.over()]
+        if lines:
+            parts.append(f"## {family[0].upper()}{family[1:]}\n\n{_table(lines)}\n")
+    short = [row for row in rows.values() if row.over() and (row.reached() is False or row.entry.tried)]
+    if short:
+        said = "\n".join(
+            f"- `{row.name}`: {row.entry.tried or 'nothing was tried yet beside its pipeline.'}" for row in short
+        )
+        parts.append(f"## What falls short\n\n{said}\n")
+    left = [f"`{row.name}`" for row in rows.values() if row.over() is None]
+    if left:
+        parts.append(f"## Not trained yet\n\n{', '.join(left)}.\n")
+    return "\n".join(parts)
+
+
+def _line(row: ZooRow) -> tuple[str, ...]:
+    over, reached = row.over(), row.reached()
+    assert over is not None
+    low, high = map(score, over.interval)
+    name = f"[{row.name}](../pipelines/{row.name})"
+    published = "; ".join(
+        f"{each.by} {score(each.score)}"
+        + ("" if each.deviation is None else f" ± {number(each.deviation)}")
+        + ("" if each.steps is None else f" ({each.steps:,})")
+        for each in row.entry.published
+    )
+    found = "" if reached is None else "yes" if reached else "**no**"
+    return (
+        name, str(over.seeds), score(over.iqm), f"[{low}, {high}]", f"{over.steps:,.0f}", duration(over.cpu_seconds),
+        published, found,
+    )  # fmt: skip
+
+
+def _table(lines: list[tuple[str, ...]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (HEAD, ("---",) * len(HEAD), *lines))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write or check the page."""
+    return publish({PAGE: render()}, "Write docs/zoo.md from the zoo's results.", arguments, "make_zoo")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,215 @@
+"""Contextual bandits: labelled data as an environment, and the agents that choose among arms by one network."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+import torch
+
+from evopipe.compat.agilerl.agent import Agent
+from evopipe.compat.agilerl.algorithms import _Algorithm
+from evopipe.compat.agilerl.buffers import ReplayBuffer
+from evopipe.compat.agilerl.environments import config_of, remember
+from evopipe.compat.agilerl.evolution import Mutations, TournamentSelection
+from evopipe.compat.agilerl.train import Call, Trained, newer_spellings
+from evopipe.errors import UsageError
+from evopipe.types import Batch, Tensor
+
+_STEPS = 500  # of an episode of an environment, where nothing else is said
+
+
+class BanditEnv:
+    """Labelled data as a contextual bandit: an arm for each label, reward 1 for the right one and 0 for others.
+
+    The context of an arm is the features in the arm's own place among zeros. Rows are drawn at random.
+
+    Args:
+        features: `[N, d]`, an array or a data frame.
+        targets: `[N]` or `[N, 1]`, the labels.
+        seed: seed of the draws.
+
+    Attributes:
+        arms: the number of arms.
+        context_dim: the shape of an arm's context, `(arms · d,)`.
+
+    Raises:
+        UsageError: the rows are none, or not as many as the labels, or all labels are one.
+
+    Examples:
+        >>> from evopipe.compat.agilerl import BanditEnv
+        >>> env = BanditEnv([[0.1, 0.2], [0.3, 0.4]], ["no", "yes"])
+        >>> env.arms, env.context_dim, env.reset().shape
+        (2, (4,), (2, 4))
+        >>> context, reward = env.step(0)
+        >>> reward in (0.0, 1.0)
+        True
+    """
+
+    num_envs = 1
+
+    def __init__(self, features: Any, targets: Any, *, seed: int = 1) -> None:
+        rows, labels = np.asarray(features, np.float32), np.asarray(targets).reshape(-1)
+        if rows.ndim != 2 or not len(rows) or len(rows) != len(labels):
+            raise UsageError(f"BanditEnv: features {rows.shape} and targets {labels.shape} must be [N, d] and [N]")
+        names, self._labels = np.unique(labels, return_inverse=True)
+        if len(names) < 2:
+            raise UsageError("BanditEnv: all targets are one label, and there is nothing to choose")
+        self._rows, self.arms = rows, len(names)
+        self.context_dim = (self.arms * rows.shape[1],)
+        self._random, self._now = np.random.default_rng(seed), 0
+        remember(self, config_of(_Episodes(self, _STEPS)))
+
+    def _context(self) -> np.ndarray:
+        self._now = int(self._random.integers(len(self._rows)))
+        found = np.zeros((self.arms, self.arms, self._rows.shape[1]), np.float32)
+        found[range(self.arms), range(self.arms)] = self._rows[self._now]
+        return found.reshape(self.arms, -1)
+
+    def reset(self, seed: int | None = None) -> np.ndarray:
+        """Return the contexts of the arms, `[arms, arms · d]`; with `seed`, of draws that begin anew."""
+        if seed is not None:
+            self._random = np.random.default_rng(seed)
+        return self._context()
+
+    def step(self, k: int) -> tuple[np.ndarray, float]:
+        """Choose arm `k`; return the next contexts, and the reward."""
+        reward = float(self._labels[self._now] == int(k))
+        return self._context(), reward
+
+
+class _Episodes(gymnasium.Env[Any, Any]):
+    """A bandit as an environment of Gymnasium that ends after so many steps."""
+
+    def __init__(self, bandit: Any, steps: int) -> None:
+        self.bandit, self.steps, self._taken = copy.deepcopy(bandit), steps, 0
+        shape = (bandit.arms, *bandit.context_dim)
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, shape, np.float32)
+        self.action_space = gymnasium.spaces.Discrete(bandit.arms)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self._taken = 0
+        return self.bandit.reset(seed), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        context, reward = self.bandit.step(int(action))
+        self._taken += 1
+        return context, reward, False, self._taken >= self.steps, {}
+
+
+class _Bandit(_Algorithm):
+    """The base of both: agents that read one context for each arm."""
+
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {
+        "batch_size": 64, "learn_step": 2, "gamma": 1.0, "lamb": 1.0, "reg": 6.25e-4,
+    }  # fmt: skip
+    _chosen: int = 0  # arms since the last update
+
+    def get_action(self, obs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the arm for contexts `[arms, D]`, or the arms for `[n, arms, D]`, see `Agent.get_action`."""
+        action = super().get_action(obs, *args, **kwargs)
+        self._chosen += int(np.size(action)) if self.training else 0
+        return action
+
+    def _batch(self, experiences: Any, gamma: Tensor) -> Batch:
+        """Read contexts of chosen arms `[B, D]` and rewards `[B]`: arms that were not chosen teach nothing."""
+        if len(experiences) == 2:
+            state, reward = experiences
+        else:
+            state, reward = experiences[0], experiences[2]
+        state, (count, each) = np.asarray(state, np.float32), self.observation_space.shape
+        if state.shape[1:] != (each,):
+            return super()._batch(experiences, gamma)
+        obs = np.zeros((len(state), count, each), np.float32)
+        obs[:, 0] = state
+        first, ends = np.zeros(len(state), np.int64), np.ones(len(state), bool)
+        return super()._batch((obs, first, np.asarray(reward).reshape(-1), obs, ends), gamma)
+
+    def _hyper(self) -> dict[str, Tensor]:
+        found = dict(self.live().hyper)
+        chosen, self._chosen = self._chosen, 0
+        return found | {"learn_step": torch.full_like(found["learn_step"], float(chosen))}
+
+
+class NeuralUCB(_Bandit):
+    """Neural contextual bandits with an upper confidence bound (Zhou et al., 2020).
+
+    `gamma` says how much the width of the bound counts, `lamb` what its matrix begins with, `reg` how near the weights
+    stay to the first ones.
+
+    Examples:
+        >>> import gymnasium
+        >>> from evopipe.compat.agilerl import BanditEnv, NeuralUCB
+        >>> env = BanditEnv([[0.1, 0.2], [0.3, 0.4]], [0, 1])
+        >>> agent = NeuralUCB(gymnasium.spaces.Box(0, 1, env.context_dim), gymnasium.spaces.Discrete(env.arms))
+        >>> agent.get_action(env.reset()) in (0, 1)
+        True
+    """
+
+    ALGO = "neural_ucb"
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {**_Bandit.DEFAULTS, "lr": 1e-3}
+
+
+class NeuralTS(_Bandit):
+    """Neural contextual bandits with Thompson sampling (Zhang et al., 2021).
+
+    `gamma` says how wide rewards are drawn, `lamb` what the matrix begins with, `reg` how near the weights stay to the
+    first ones.
+
+    Examples:
+        >>> import gymnasium
+        >>> from evopipe.compat.agilerl import BanditEnv, NeuralTS
+        >>> env = BanditEnv([[0.1, 0.2], [0.3, 0.4]], [0, 1])
+        >>> agent = NeuralTS(gymnasium.spaces.Box(0, 1, env.context_dim), gymnasium.spaces.Discrete(env.arms))
+        >>> agent.get_action(env.reset()) in (0, 1)
+        True
+    """
+
+    ALGO = "neural_ts"
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {**_Bandit.DEFAULTS, "lr": 3e-3}
+
+
+@newer_spellings
+def train_bandits(
+    env: Any, env_name: str, algo: str | None = None, pop: Sequence[Agent] = (), memory: ReplayBuffer | None = None,
+    INIT_HP: Mapping[str, Any] | None = None, MUT_P: Mapping[str, Any] | None = None, swap_channels: bool = False,
+    max_steps: int = 20_000, episode_steps: int = 500, evo_steps: int = 2500, eval_steps: int = 500, eval_loop: int = 1,
+    target: float | None = None, tournament: TournamentSelection | None = None, mutation: Mutations | None = None,
+    checkpoint: int | None = None, checkpoint_path: str | None = None, overwrite_checkpoints: bool = False,
+    save_elite: bool = False, elite_path: str | None = None, wb: bool = False, verbose: bool = True,
+    accelerator: Any = None, wandb_api_key: str | None = None, wandb_kwargs: Mapping[str, Any] | None = None,
+) -> Trained:  # fmt: skip
+    """Train bandits: NeuralUCB, NeuralTS.
+
+    Args:
+        env: a `BanditEnv`, or another object with its `reset`, `step`, `arms` and `context_dim`. Copies are stepped.
+        memory: the replay buffer. Only its size is used.
+        episode_steps: steps after which an environment begins anew.
+        eval_steps: steps of an evaluation; the fitness is the sum of their rewards.
+
+    The other arguments, the result and the errors are those of `train_off_policy`. An agent learns once in every
+    `learn_step` of its steps.
+
+    Examples:
+        >>> import gymnasium
+        >>> from evopipe.compat.agilerl import BanditEnv, NeuralUCB, ReplayBuffer, train_bandits
+        >>> env = BanditEnv([[0.1, 0.2], [0.3, 0.4]], [0, 1])
+        >>> spaces = gymnasium.spaces.Box(0, 1, env.context_dim), gymnasium.spaces.Discrete(env.arms)
+        >>> pop = NeuralUCB.population(2, *spaces, net_config={"encoder_config": {"hidden_size": [16]}}, batch_size=8)
+        >>> pop, fitnesses = train_bandits(env, "two", "NeuralUCB", pop, ReplayBuffer(100), max_steps=20, evo_steps=10,
+        ...                                eval_steps=10, verbose=False)
+        >>> len(fitnesses)
+        2
+    """
+    if not all(hasattr(env, name) for name in ("reset", "step", "arms", "context_dim")):
+        raise UsageError(f"env: a {type(env).__name__} is no bandit: give a BanditEnv")
+    call = Call.of("train_bandits", {**locals(), "env": _Episodes(env, int(episode_steps))})
+    if not isinstance(memory, ReplayBuffer):
+        raise UsageError("memory: give a ReplayBuffer")
+    if len(memory):
+        raise UsageError("memory: it holds contexts, which a run cannot begin with: give an empty one")
+    call.train["replay"] = {"capacity": memory.memory_size}
+    return call.run()

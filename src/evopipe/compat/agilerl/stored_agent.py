@@ -1,0 +1,57 @@
+"""Agents on disk: a folder of safetensors and JSON, with checksums."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from evopipe.compat.agilerl.breed import Breed, build, by_agent, device_of, params_of
+from evopipe.core.member import Member
+from evopipe.errors import DataError, EvopipeError
+from evopipe.storage import members
+
+_FORMAT, _REMEDY = "agent 1", "save the agent again"
+
+
+def write(folder: Path, breed: Breed, member: Member, counters: Mapping[str, Any]) -> None:
+    """Write an agent to a folder, in the place of one that is there. Raises DiskError if it cannot be written."""
+    spaces = [_text(each) for each in (breed.observation_space, breed.action_space)]
+    params = breed.params.model_dump(mode="json")
+    about = {"format": _FORMAT, "index": member.slot, "params": params, "spaces": spaces, "counters": dict(counters)}
+    members.write(folder, [replace(member, slot=0)], about)
+
+
+def read(folder: Path, device: Any = None) -> tuple[Member, Breed, dict[str, Any]]:
+    """Read what `write` wrote, onto a device, see `Agent.load`. Raises MissingInputError if the folder
+    is not there; DataError if it is damaged, or something else."""
+    (member, *_), about = members.read(folder, {"format": _FORMAT}, _REMEDY)
+    try:
+        params = params_of(about["params"])
+        if device is not None:
+            runtime = params.runtime.model_copy(update={"device": device_of(device)})
+            params = params.model_copy(update={"runtime": runtime})
+        breed = build(params, *(_space(each) for each in about["spaces"]))
+        counters, index = dict(about["counters"]), int(about["index"])
+    except (EvopipeError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{folder}: is no agent of this version ({error}); {_REMEDY}") from error
+    if (wrong := breed.spec.check([member])) is not None:
+        raise DataError(f"{folder}: {wrong}; {_REMEDY}")
+    return replace(member, slot=index), breed, counters
+
+
+def _text(space: Any) -> Any:
+    from minari.serialization import serialize_space
+
+    if by_agent(space):
+        return [[agent, serialize_space(each)] for agent, each in space.items()]
+    return serialize_space(space)
+
+
+def _space(text: Any) -> Any:
+    from minari.serialization import deserialize_space
+
+    if isinstance(text, list):
+        return {agent: deserialize_space(each) for agent, each in text}
+    return deserialize_space(text)

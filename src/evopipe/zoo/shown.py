@@ -1,0 +1,117 @@
+"""The zoo as text and pictures: what `evopipe zoo list` and `show` print and draw."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+from evopipe import layout
+from evopipe.compare import Finished
+from evopipe.compare import Row as Compared
+from evopipe.errors import MissingInputError, UsageError
+from evopipe.formats import columns, duration, number, score
+from evopipe.zoo.row import SHARE, Curve, Published, ZooRow, load, rows
+
+REACHED = {None: "", True: "yes", False: "no"}
+
+
+def table(folder: Path | None = None) -> list[str]:
+    """Return the lines of a table of all rows; arguments and errors are those of `row.rows`."""
+    lines = [("row", "seeds", "IQM", "95 % interval", "steps", "CPU", "published", f"{SHARE:g} of it")]
+    for name, row in rows(folder).items():
+        over = row.over()
+        others = " ".join(score(each.score) for each in row.entry.published)
+        if over is None:
+            lines.append((name, "0", "", "", "", "", others, ""))
+            continue
+        low, high = map(score, over.interval)
+        cost = (f"{over.steps:,.0f}", duration(over.cpu_seconds))
+        lines.append(
+            (name, str(over.seeds), score(over.iqm), f"[{low}, {high}]", *cost, others, REACHED[row.reached()])
+        )
+    return columns(lines)
+
+
+def described(row: ZooRow, sources: Mapping[str, str]) -> Iterator[str]:
+    """Yield lines about a row: its seeds, its score, what was published, and the commands that rebuild it."""
+    yield f"{row.name}: {row.entry.family}, parameters in {row.folder / 'params.yaml'}"
+    found, over = row.seeds(), row.over()
+    stale = [seed for seed in found if seed not in row.trained()]
+    if stale:
+        yield f"of other parameters than the pipeline's: seeds {', '.join(map(str, stale))}; train them again"
+    if found:
+        lines = [("seed", "mean", "95 % interval", "episodes", "steps", "CPU", "elite", "code")]
+        for seed, each in found.items():
+            low, high = map(score, each.interval)
+            cost = (f"{each.steps:,}", duration(each.cpu_seconds))
+            where = (each.elite[:12], each.code[:12])
+            lines.append((str(seed), score(each.mean), f"[{low}, {high}]", str(each.episodes), *cost, *where))
+        yield from columns(lines)
+    if over is not None:
+        low, high = map(score, over.interval)
+        yield f"interquartile mean over {over.seeds} seeds: {score(over.iqm)}, 95 % interval [{low}, {high}]"
+    for published in row.entry.published:
+        yield told(published, sources)
+    reached = row.reached()
+    if reached is not None:
+        yield f"the interval's lower end {'reaches' if reached else 'does not reach'} {SHARE:g} of what was published"
+    if row.entry.tried:
+        yield f"tried: {row.entry.tried}"
+    yield f"rebuild it: evopipe zoo verify {row.name}"
+
+
+def told(published: Published, sources: Mapping[str, str]) -> str:
+    """Say what was published, and where."""
+    spread = "" if published.deviation is None else f" ± {number(published.deviation)}"
+    steps = "" if published.steps is None else f" in {published.steps:,} steps"
+    return f"{published.by}: {score(published.score)}{spread}{steps} ({sources[published.by]})"
+
+
+def draw(row: ZooRow, path: Path) -> None:
+    """Draw the elite's fitness over steps and over seconds: the mean over seeds, with a 95 % band.
+
+    Raises:
+        MissingInputError: the row was not trained.
+        UsageError: no such picture can be written.
+    """
+    from evopipe.compare.pictures import draw_curves
+
+    found, over = row.trained(), row.over()
+    if over is None:
+        raise MissingInputError(f"zoo: {row.name} was not trained yet: `evopipe zoo train {row.name}`")
+    runs = tuple(
+        Finished(seed, {}, {}, each.episodes, f"{row.name}, seed {seed}", partial(_file, each.curve))
+        for seed, each in found.items()
+    )
+    means = tuple(each.mean for each in found.values())
+    draw_curves([Compared(row.name, f"{over.seeds} seeds", runs, means, over.iqm, over.interval, over.iqm)], path)
+
+
+def film(row: ZooRow, path: Path) -> None:
+    """Film the elite of a row in one episode, as an animated GIF.
+
+    Raises:
+        MissingInputError: the row was not trained.
+        UsageError: the path is a folder.
+        EnvironmentFailed: its environment does not render.
+    """
+    from evopipe.policies import film, play
+
+    if path.is_dir():
+        raise UsageError(f"zoo: {path} is a folder; give the name of a file")
+    policy = load(row.name, row.home)
+    where = path.absolute()
+    with contextlib.chdir(row.folder):  # the module of its environment is the repository's own
+        play.watch(policy, play.environment_of(policy, trust=True), [partial(film.gif, where)])
+
+
+def _file(curve: Curve, file: Path) -> bytes:
+    """Return a curve as the file of a run that has it."""
+    names = ("env_steps", "eval_steps", "elite") if file == layout.FITNESS else ("seconds",)
+    text = io.StringIO()
+    csv.writer(text).writerows([names, *zip(*(getattr(curve, name) for name in names), strict=True)])
+    return text.getvalue().encode()

@@ -1,0 +1,138 @@
+"""Training of the zoo's rows: seed by seed, side by side, each recorded as soon as it has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import hashlib
+import json
+import subprocess
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from evopipe import layout
+from evopipe.errors import DataError, EvopipeError, need_package
+from evopipe.formats import score
+from evopipe.parallel import available_cpus
+from evopipe.policies.policy import POLICY, TENSORS
+from evopipe.storage.files import parse_json, read_bytes, read_json
+from evopipe.storage.folders import read_folder
+from evopipe.storage.keys import state_folder
+from evopipe.storage.tensors import dump_tensors, load_tensors
+from evopipe.sweep.run import SweptRun, sweep
+from evopipe.sweep.settings import settings_of
+from evopipe.zoo.row import PIPELINES, Curve, Seed, ZooRow, code
+
+_Tell = Callable[[str], None]
+
+
+def train(rows: Sequence[ZooRow], seeds: Sequence[int], jobs: int | None, tell: _Tell, warn: _Tell) -> None:
+    """Train what is missing of rows, one after another, `jobs` seeds at a time, and record it in `zoo/`.
+
+    A seed that was stopped or killed goes on where it was, as long as the code is the same. A row that fails does not
+    stop the others.
+
+    Raises:
+        MissingInputError: a row needs a package that is not installed.
+        EvopipeError: a row failed; the others have ended. The exit code is that of the first.
+        Interrupted: a signal arrived; what has ended is recorded, and the rest saved.
+    """
+    failed: dict[str, EvopipeError] = {}
+    for row in rows:
+        try:
+            done = row.trained()
+            missing = [seed for seed in seeds if seed not in done]
+            if not missing:
+                tell(f"{row.name}: was trained with all of these seeds")
+                continue
+            _need(row)
+            if not committed(row.home):
+                warn("zoo: code or pipelines are not as committed: what is recorded names no revision")
+            where = state_folder("zoo", f"{row.name}-{code()[:12]}", row.folder)
+            tell(f"{row.name}: seeds {', '.join(map(str, missing))}")
+            run(row, missing, where, jobs, tell, warn, partial(_record, row, tell))
+        except EvopipeError as error:
+            if len(rows) == 1:
+                raise
+            failed[row.name] = error
+            warn(f"{row.name}: {error}")
+    if failed:
+        first, failure = next(iter(failed.items()))
+        failure.args = (f"{len(failed)} of {len(rows)} rows failed, the first was {first}: {failure}",)
+        raise failure
+
+
+def run(
+    row: ZooRow, seeds: Sequence[int], top: Path, jobs: int | None, tell: _Tell, warn: _Tell,
+    keep: Callable[[SweptRun], None] = lambda swept: None,
+) -> list[SweptRun]:  # fmt: skip
+    """Run a row's pipeline with these seeds, each in a folder of its own below `top`, from the pipeline's own folder,
+    where modules of its own are found; errors are those of `sweep.run.sweep`, and `MissingInputError` if a package is
+    not installed."""
+    _need(row)
+    with contextlib.chdir(row.folder):
+        settings = settings_of("params.yaml", [f"seed={','.join(map(str, seeds))}"], (), None, "random", False)
+        return sweep(settings, top, jobs or available_cpus(), False, lambda line: None, warn, keep)
+
+
+def _need(row: ZooRow) -> None:
+    if row.entry.extra is not None:
+        need_package(row.entry.extra, row.entry.extra, f"zoo: {row.name}")
+
+
+def _record(row: ZooRow, tell: _Tell, swept: SweptRun) -> None:
+    """Record a run that has ended."""
+    found, archive = result(row, swept)
+    seed = swept.setting.params.seed
+    row.record(seed, found, archive)
+    low, high = map(score, found.interval)
+    cost = f"{found.steps:,} steps, {found.cpu_seconds:.0f} CPU seconds"
+    tell(f"{row.name}: seed {seed}: {score(found.mean)} [{low}, {high}], {cost}")
+
+
+def result(row: ZooRow, swept: SweptRun) -> tuple[Seed, bytes]:
+    """Return what a run came to, and its elite as an archive: the tensors, with their description as a note.
+
+    Raises:
+        DataError, MissingInputError: the run's files are damaged or missing.
+    """
+    files = read_folder(swept.folder / layout.ELITE, only=(POLICY, TENSORS))
+    summary, scores = (read_json(swept.folder / out) for out in (layout.TRAIN, layout.EVALUATION))
+    try:
+        about: Any = parse_json(files[POLICY], str(swept.folder / POLICY))
+        made, elite = about["provenance"], scores["elite"]
+        seed = Seed(
+            mean=elite["mean"], interval=elite["interval"], std=elite["std"], iqm=elite["iqm"],
+            episodes=scores["episodes"],
+            training_steps=summary["steps"]["training"], evaluation_steps=summary["steps"]["evaluation"],
+            cpu_seconds=round(swept.cpu_seconds, 1),
+            elite=hashlib.sha256(files[TENSORS]).hexdigest(), params=row.key, code=code(),
+            revision=made["git_revision"] if committed(row.home) else None,
+            version=made["evopipe"], fingerprint=made["fingerprint"], curve=_curve(swept.folder),
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{swept.folder}: is of no run that ended ({error!r}); delete it to run it again") from None
+    note = json.dumps(about, sort_keys=True, separators=(",", ":"))
+    return seed, dump_tensors(load_tensors(files[TENSORS], TENSORS), note)
+
+
+def committed(home: Path) -> bool:
+    """Return whether the code and the pipelines in a clone are as committed."""
+    words = ["git", "-c", "safe.directory=*", "status", "--porcelain", "--", "src/evopipe", str(PIPELINES)]
+    try:
+        found = subprocess.run(words, cwd=home, capture_output=True, text=True, check=False)
+    except OSError:
+        return False
+    return found.returncode == 0 and not found.stdout.strip()
+
+
+def _curve(folder: Path) -> Curve:
+    """Return a run's curve from its reports."""
+    columns: dict[str, list[str]] = {}
+    for out in (layout.FITNESS, layout.TIMING):
+        for line in csv.DictReader(read_bytes(folder / out).decode().splitlines()):
+            for name, value in line.items() if out == layout.FITNESS else [("seconds", line["seconds"])]:
+                columns.setdefault(name, []).append(value)
+    return Curve.model_validate({name: columns[name] for name in Curve.model_fields})

@@ -1,0 +1,124 @@
+"""Whether a row of the zoo can be rebuilt: to the bit, or by its score where another machine or other code computes."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from evopipe.errors import DataError, MissingInputError
+from evopipe.formats import score
+from evopipe.zoo.row import Seed, ZooRow, iqm_over_runs
+from evopipe.zoo.train import result, run
+
+_Tell = Callable[[str], None]
+TOLERANCE = 0.1
+"""Scores agree where intervals meet, or where means differ by at most this share, as for `evopipe verify --lock`."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A seed as it was recorded and as it was rebuilt."""
+
+    seed: int
+    there: Seed
+    here: Seed
+
+    @property
+    def same(self) -> bool:
+        """Whether the elite has the same bits."""
+        return self.there.elite == self.here.elite
+
+    @property
+    def others(self) -> list[str]:
+        """What of code and machine is not the same, on which bits depend."""
+        one, two = self.there.fingerprint, self.here.fingerprint
+        names = [name for name in sorted({*one, *two} - {"evopipe"}) if one.get(name) != two.get(name)]
+        return ["code"] * (self.there.code != self.here.code) + names
+
+    def line(self) -> str:
+        """Say how they compare."""
+        begin = f"seed {self.seed}: elite {self.here.elite[:12]}"
+        if self.same:
+            return f"{begin}, as recorded: the same bits"
+        what = f"which differ in {', '.join(self.others)}" if self.others else "of the same code and a like machine"
+        scores = f"score {_shown(self.here)}, recorded {_shown(self.there)}"
+        return f"{begin}, recorded {self.there.elite[:12]}, {what}; {scores}"
+
+
+def verify(row: ZooRow, seeds: Sequence[int] | None, jobs: int | None, show: _Tell, tell: _Tell, warn: _Tell) -> None:
+    """Train seeds of a row anew in an empty folder, and compare their elites with those that were recorded.
+
+    Equal hashes settle it. Where they differ and the same code ran on a like machine, the row is not reproduced. Where
+    code or machine differ, what was learned is another run: then the scores must agree, of one seed by its episodes, of
+    several by their interquartile means, within what the row's seeds span.
+
+    Args:
+        row: the row.
+        seeds: which seeds; None: the best one, whose elite the archive holds.
+        jobs: how many run at the same time; None: as many as there are CPUs.
+        show: receives what was found, a line a seed.
+        tell: receives progress.
+        warn: receives warnings.
+
+    Raises:
+        MissingInputError: a seed was not trained, or a package is not installed.
+        DataError: the row is not reproduced.
+        Interrupted: a signal asked to stop.
+    """
+    recorded = row.trained()
+    if not recorded:
+        raise MissingInputError(
+            f"zoo: {row.name} has no results of its parameters: `evopipe zoo train {row.name}` first"
+        )
+    chosen = [*seeds] if seeds is not None else [max(recorded, key=lambda seed: recorded[seed].mean)]
+    if unknown := [seed for seed in chosen if seed not in recorded]:
+        raise MissingInputError(
+            f"zoo: {row.name} was not trained with seed {unknown[0]}: it has {', '.join(map(str, recorded))}"
+        )
+    tell(f"{row.name}: seed {', '.join(map(str, chosen))} anew")
+    with tempfile.TemporaryDirectory(prefix="evopipe-zoo-") as temporary:
+        ended = run(row, chosen, Path(temporary) / row.name, jobs, tell, warn)
+        here = {swept.setting.params.seed: result(row, swept)[0] for swept in ended}
+    compared = [Compared(seed, recorded[seed], here[seed]) for seed in chosen]
+    for each in compared:
+        show(each.line())
+    show(judge(row.name, compared, recorded))
+
+
+def judge(name: str, compared: Sequence[Compared], recorded: Mapping[int, Seed]) -> str:
+    """Return a sentence that says how a row was reproduced.
+
+    Raises:
+        DataError: it was not.
+    """
+    others = [each for each in compared if not each.same]
+    if not others:
+        return f"{name}: reproduced to the bit"
+    if alike := [each.seed for each in others if not each.others]:
+        raise DataError(
+            f"zoo: {name}: not reproduced: seed {alike[0]} has other bits, though code and machine are like those that "
+            "recorded it; `evopipe env check` says whether its environment is a function of its seed and actions"
+        )
+    mean, low, high = _scored([each.here for each in compared])
+    there, least, most = _scored([*recorded.values()])
+    told = f"{score(mean)} [{score(low)}, {score(high)}] here, {score(there)} [{score(least)}, {score(most)}] recorded"
+    differing = ", ".join(dict.fromkeys(what for each in others for what in each.others))
+    if not (low <= most and least <= high) and abs(mean - there) > TOLERANCE * abs(there):
+        raise DataError(f"zoo: {name}: not reproduced: {told}; other bits were to be expected ({differing}), not that")
+    return f"{name}: reproduced by its score, not to the bit ({differing} differ): {told}"
+
+
+def _scored(seeds: Sequence[Seed]) -> tuple[float, float, float]:
+    """Return a score and its interval: over episodes for one seed, over seeds for several."""
+    if len(seeds) == 1:
+        return seeds[0].mean, *seeds[0].interval
+    iqm, (low, high) = iqm_over_runs(np.array([[each.mean] for each in seeds]))
+    return iqm, low, high
+
+
+def _shown(seed: Seed) -> str:
+    return f"{score(seed.mean)} [{', '.join(map(score, seed.interval))}]"
