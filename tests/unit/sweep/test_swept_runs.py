@@ -16,7 +16,7 @@ from evopipe.searchers.contract import Bound
 from evopipe.storage.files import write_json
 from evopipe.sweep import run
 from evopipe.sweep.experiments import _RECORD, _is_saved
-from evopipe.sweep.run import DONE, LOG, PARAMS, SweptRun, _done, _failure, _is_done, _Runs, _stages, table
+from evopipe.sweep.run import DONE, LOG, PARAMS, SweptRun, _failure, _is_done, _Runs, _spent, _stages, table
 from evopipe.sweep.settings import Setting, _drawn, _rounded, _short, settings_of
 from tiny import write_params
 
@@ -67,7 +67,7 @@ def test_stages_that_make_a_dataset_are_run_where_it_is_read(dataset: bool, tmp_
     _stages(load_params(tmp_path / PARAMS), tmp_path, dataset, one_of_many=False)
     assert (tmp_path / TRANSITIONS).exists() == dataset
     assert _is_done(tmp_path)
-    assert _done(tmp_path).keys() == {name for name, makes in names.items() if dataset or not makes}
+    assert _spent(tmp_path)[0].keys() == {name for name, makes in names.items() if dataset or not makes}
 
 
 def test_a_run_is_an_experiment_of_the_commit_that_its_record_names(tmp_path: Path, settings: list[Setting]) -> None:
