@@ -57,6 +57,7 @@ JOBS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "by-training": ("sac", "Pendulum-v1", {**SHORT, "search": {"fitness": "training"}}),
     "td3": ("td3", "Pendulum-v1", {**SHORT, "config": {"random_steps": 80, "policy_delay": 3}}),
     "td3-prioritised": ("td3", "MountainCarContinuous-v0", replay(**SHARED, **SURPRISED, updates=2)),
+    "td3-twice": ("td3", "Pendulum-v1", {**SHORT, **replay(**OWN, updates=2), "config": {"policy_delay": 3}}),
     "ddpg": ("ddpg", "Pendulum-v1", {"config": {"random_steps": 0}}),
 }
 APART: dict[str, tuple[str, str, dict[str, Any]]] = {

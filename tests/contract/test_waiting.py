@@ -153,6 +153,19 @@ def test_a_child_that_waits_after_its_birth_is_told_with_its_mutation_when_it_ha
     assert found[3, 0].parent == (2, 0)
 
 
+def test_a_child_is_told_with_its_mutation_once_though_others_live_after_it(run: Callable[..., Any]) -> None:
+    """Members of unlike ages live one after another: whoever lived before the last ones has lived too."""
+    p = problem("dqn", ((0, 1), (0,), (0, 1), (0, 1)), ((2, 0, 0),))
+    object.__setattr__(p, "mutation", populations.problem(mutation=ALWAYS).mutation)
+    loop, told = run(p, 2), []
+    while not loop.reason:
+        births, over = loop.births, loop.clock.generation
+        go_on(loop)
+        if loop.clock.generation > over:
+            told.append([births[slot].kind for slot in sorted(m.slot for m in loop.lineage[-1].members)])
+    assert told == [["none", "none"], ["none"], ["rl_hp", "none"], ["none", "none"]]
+
+
 def test_a_child_that_is_younger_than_who_was_in_its_slot_draws_by_a_key_of_its_own(run: Callable[..., Any]) -> None:
     """Else draws of its next ticks would be those that the one before had; who is as old or older keeps the slot's."""
     p = problem("dqn", ((0, 1, 2), (0, 2), (0, 1, 2)), ((2, 0, 1), (2, 1, 0), (2, 2, 0)))

@@ -273,6 +273,18 @@ def test_equal_runs_write_equal_bytes(whole: Path, tmp_path: Path) -> None:
     assert len(digests(whole, outs)) > 15
 
 
+def test_the_member_that_is_exported_is_the_elite(folder: Path) -> None:
+    """Which stands behind the last population; no slot's hyper-parameters are those of an elite by chance."""
+    files = read_folder(folder / layout.TRAINED)
+    about = json.loads(files["members.json"])
+    for slot, member in enumerate(about["members"][:-1]):
+        member["hyper"]["lr"] = 0.125 + slot / 8
+    write_folder(folder / layout.TRAINED, {**files, "members.json": json.dumps(about).encode()})
+    assert call(folder, "export").code == 0
+    found = json.loads(read_folder(folder / layout.ELITE, only=("policy.json",))["policy.json"])
+    assert found["hyper"] == about["members"][-1]["hyper"]
+
+
 def test_a_finished_run_leaves_no_state(whole: Path) -> None:
     left: list[Any] = [path.name for path in whole.rglob(".evopipe/**/*") if path.is_file()]
     assert sorted(left) == [".gitignore", "events.jsonl"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import evopipe
 from evopipe.errors import UsageError
 from evopipe.layout import LINEAGE, TRAINED
 from evopipe.policies.team import TeamPolicy
+from evopipe.rng import Purpose
+from evopipe.run.evaluate import in_environments
 from evopipe.searchers.history import read_lineage
 from evopipe.storage.files import read_bytes, read_json
 
@@ -52,6 +55,18 @@ def test_it_is_the_run_of_train_generation_by_generation(tmp_path: Path) -> None
     obs = np.random.default_rng(1).normal(size=(16, 4)).astype(np.float32)
     for slot, policy in enumerate(result.policies):
         assert np.array_equal(evopipe.load(tmp_path / TRAINED, member=slot).q_values(obs), policy.q_values(obs))
+
+
+def test_members_are_evaluated_on_the_held_out_seeds() -> None:
+    with evopipe.Population(SMALL) as population:
+        spec, env = population._spec, population.params.env.on_gymnasium
+        with contextlib.closing(in_environments(spec, env, 3, 6, None, 0)) as scored:
+            held, others = (
+                scored.evaluate(spec.form(population.members), spec.seeds(purpose, 6), lambda: False).returns
+                for purpose in (Purpose.HELD_OUT, Purpose.EVALUATE)
+            )
+        assert np.array_equal(population.evaluate(), held)
+        assert not np.array_equal(held, others)
 
 
 def test_policies_are_what_load_reads(tmp_path: Path) -> None:

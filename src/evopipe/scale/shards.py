@@ -339,11 +339,13 @@ class Shards:
     def state(self) -> dict[str, Tensor]:
         self._tell_all()
         messages = [self._restoring(shard) for shard in range(len(self.slots))]
-        return {f"shard.{i}": torch.frombuffer(bytearray(each), dtype=torch.uint8) for i, each in enumerate(messages)}
+        silent = torch.tensor(sorted(self._silent), dtype=torch.int64)
+        told = {f"shard.{i}": torch.frombuffer(bytearray(each), dtype=torch.uint8) for i, each in enumerate(messages)}
+        return {**told, "silent": silent}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> int:
         self._waiting, self._parents, self._new, self._torn = False, None, [], set()
-        self._silent = set() if self.clock.here else {slot for living in self._living for slot in living}
+        self._silent = {*tensors["silent"].tolist()}
         messages = {shard: tensors[f"shard.{shard}"].numpy().tobytes() for shard in range(len(self.slots))}
         for shard, message in messages.items():
             self._kept[shard], state = split_message(message)

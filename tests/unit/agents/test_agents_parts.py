@@ -32,6 +32,7 @@ from evopipe.agents.engine import Done, EpisodeJob, RolloutEngine
 from evopipe.agents.environment import SingleTurnEnvironment
 from evopipe.agents.learned import first_of
 from evopipe.agents.model import Limits, Reply, Request, Sampled, Tokens
+from evopipe.agents.rows import RoundTrajectory, _places
 from evopipe.agents.settings import Agents
 from evopipe.agents.types import RewardOutput
 from evopipe.agents.workflow import FlowWorkflow, _stepped
@@ -350,3 +351,22 @@ def test_prompts_that_are_too_long_from_the_start_are_counted_and_told_of_once()
         regime._warn([done(0, long), done(2, long), done(0, long), done(1, TerminationReason.ENV_DONE)])
     (said,) = regime.said
     assert said.startswith("2 of 4 episodes of a round began with a prompt longer than language.max_prompt")
+
+
+@pytest.mark.parametrize(("n", "pieces"), [(1, 1), (64, 64), (65, 33), (100, 50), (129, 43)])
+def test_a_completion_is_streamed_in_at_most_64_pieces_of_equal_length(n: int, pieces: int) -> None:
+    base, text = words.base(), ("0123456789" * n)[:n]
+    ids = base.encode(text)
+    assert len(ids) == n, "a character is a token"
+    parts = protocol.pieces(base, ModelOutput(text, completion_ids=ids), text)
+    assert "".join(part for part, _ in parts) == text
+    assert [token for _, places in parts for token in places] == list(range(n))
+    assert len(parts) == pieces
+
+
+def test_groups_have_room_for_the_largest_of_any_member() -> None:
+    def of(*tasks: int) -> list[RoundTrajectory]:
+        return [RoundTrajectory(task, Trajectory(name="a"), True) for task in tasks]
+
+    found = _places([of(0), of(0, 1, 0)], "a", 2)
+    assert (found.group, found.size, found.of) == (2, 4, [[(0, 0)], [(0, 0), (1, 2), (2, 1)]])

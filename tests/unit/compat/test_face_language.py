@@ -240,6 +240,15 @@ def test_equal_runs_are_equal_and_their_questions_ordered_by_the_environments_se
     assert not np.array_equal(adapters[0], adapters[2])
 
 
+def test_epochs_say_how_long_training_is_where_steps_do_too() -> None:
+    (both,), (epoch,), (steps,) = (
+        trained(agents(1), gym(), **given)
+        for given in ({"num_epochs": 1, "max_steps": 4}, {"num_epochs": 1}, {"max_steps": 4})
+    )
+    assert both.steps == epoch.steps == [8]
+    assert steps.steps == [4]
+
+
 def test_an_agent_is_kept_copied_and_tested(tmp_path: Path) -> None:
     (agent,) = trained(agents(1))
     score = agent.test(gym())

@@ -180,8 +180,10 @@ def of_fitness(*histories: list[float]) -> list[Any]:
 def test_the_fittest_goes_on_at_index_0_and_children_are_of_winners() -> None:
     """With as many draws as make it certain that the fittest is among them."""
     pop = of_fitness([1.0], [5.0], [3.0], [4.0])
-    elite, children = agilerl.TournamentSelection(200, True, 4).select(pop)
+    selection = agilerl.TournamentSelection(200, True, 4)
+    elite, children = selection.select(pop)
     assert (elite.index, elite.fitness, elite.member.id) == (1, [5.0], 1)
+    assert [child.member.id for child in selection.select(children)[1]] == [1, 9, 10, 11], "nobody's id comes again"
     assert [child.index for child in children] == [0, 1, 2, 3]
     assert [child.member.id for child in children] == [1, 5, 6, 7], "who survives keeps its id"
     assert [child.member.parent for child in children] == [None, 1, 1, 1]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -79,3 +81,18 @@ def test_what_lacks_something_is_no_member() -> None:
         without = {key: value for key, value in described[0].items() if key != name}
         with pytest.raises(DataError, match=rf"member 0 of 'group' cannot be rebuilt .*: {name}: missing"):
             stored.unpack(tensors, [without, described[1]], "group")
+
+
+@pytest.mark.parametrize("elite", [False, True])
+def test_only_an_elite_stands_behind_the_slots(elite: bool, tmp_path: Path) -> None:
+    members = [replace(member, slot=slot) for slot, member in zip((0, 1, 0), some(), strict=False)]
+    stored.write(tmp_path / "members", members, {"elite": {}} if elite else {})
+    if elite:
+        assert [m.slot for m in stored.read(tmp_path / "members", {}, "write it again", lambda them: None)[0]] == [
+            0,
+            1,
+            0,
+        ]
+        return
+    with pytest.raises(DataError, match=r"its members have the slots \[0, 1, 0\]; write it again"):
+        stored.read(tmp_path / "members", {}, "write it again", lambda them: None)

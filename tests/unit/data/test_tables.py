@@ -221,3 +221,10 @@ def test_a_row_that_does_not_follow_in_one_number_begins_an_episode() -> None:
         [[0.0, 0.0], [1.0, 0.0], [2.0, 0.5]], [[2.0, 0.0], [3.0, 0.0], [4.0, 0.0]],
     ]  # fmt: skip
     assert [one.truncated.tolist() for one in found.episodes] == [[False, True]] * 2
+
+
+def test_a_step_that_ended_and_was_cut_at_once_is_both() -> None:
+    rows, ends, cut = np.arange(6.0)[:, None], [0, 0, 1, 0, 0, 1], [0, 0, 1, 0, 1, 0]
+    found = Dataset.from_arrays(rows, np.zeros(6, int), np.ones(6), ends, cut).episodes("it")
+    assert [one.terminated.tolist() for one in found.episodes] == [[False, False, True], [False], [True]]
+    assert [one.truncated.tolist() for one in found.episodes] == [[False, False, True], [True], [False]]

@@ -31,11 +31,11 @@ def prompts(pads: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
 
 def write(
     net: Net, ids: torch.Tensor, real: torch.Tensor, keys: torch.Tensor = KEYS, group: int = 3, leave: bool = True,
-    temperature: float = 2.0, when: int = 4, base: Base | None = None, stop: Stops = (),
+    temperature: float = 2.0, when: int = 4, base: Base | None = None, stop: Stops = (), how: Sampling | None = None,
 ) -> Written:  # fmt: skip
     structure: Any = net.structure
     members = len(net.values)
-    how = Sampling(torch.full((members,), temperature), torch.zeros(members).long(), torch.ones(members))
+    how = how or Sampling(torch.full((members,), temperature), torch.zeros(members).long(), torch.ones(members))
     active, base = (lambda: structure.active(net.views)), base or words.base()
     return generate(base, active, ids, real, group, LIMIT, how, keys, when, leave, stop)
 
@@ -108,6 +108,14 @@ def test_so_many_rows_at_once_write_the_same(net: Net) -> None:
     whole = write(net, *prompts())
     for rows in (1, 6, 9):
         same(write(net, *prompts(), base=replace(words.base(), rows_at_once=rows)), whole)
+
+
+def test_so_many_rows_at_once_keep_the_settings_of_each(net: Net) -> None:
+    hot = torch.tensor([0.0, 2.0, 1.0, 0.5]).repeat_interleave(3).expand(3, -1)
+    how = Sampling(hot, torch.zeros(3, 12).long(), torch.ones(3, 12))
+    whole = write(net, *prompts(), how=how)
+    assert len({tuple(row) for row in whole.ids[0, :3].tolist()}) == 1 < len({tuple(x) for x in whole.ids[0].tolist()})
+    same(write(net, *prompts(), how=how, base=replace(words.base(), rows_at_once=3)), whole)
 
 
 def same(one: Written, two: Written) -> None:

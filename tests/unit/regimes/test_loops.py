@@ -820,6 +820,19 @@ def test_a_run_that_goes_on_tells_what_it_goes_on_from(
     )
 
 
+def test_evaluations_are_none_of_the_steps_that_a_run_goes_on_from(tmp_path: Path, run: Callable[..., Any]) -> None:
+    p = populations.problem(train={"evo_steps": 40, "max_steps": 80, "eval_steps": 5})
+    first, heard = run(p), Heard()
+    while not first.clock.generation:
+        populations.go_on(first)
+    CheckpointStore(tmp_path).save(1, *first.state())
+    with StopSignal() as stop:
+        populations.session(run(p), CheckpointStore(tmp_path), stop, Tracker([heard])).train()
+    (start,) = (event for event in heard.events if isinstance(event, Start))
+    assert (start.resumed_step, start.resumed_env_steps) == (40, 40 * first.clock.members)
+    assert first.clock.eval_steps > 0
+
+
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_a_run_that_has_seen_no_reward_says_so(share: float, run: Callable[..., Any]) -> None:
     """In its third generation, and at its end."""

@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 
-from evopipe.report.episodes import Shades, _brief, _calls, _level, _lines, _numbers, episodes_page, read_episodes
+from evopipe.report.episodes import (
+    Shades,
+    _bands,
+    _brief,
+    _calls,
+    _level,
+    _lines,
+    _numbers,
+    episodes_page,
+    read_episodes,
+)
 
 Episode = dict[str, Any]
 
@@ -164,3 +174,10 @@ def test_files_may_have_empty_lines_and_count_them(tmp_path: Any) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('\n{"id": "1:0", "trajectories": []}\n\n{"id": "2:0", "trajectories": [1]}\n')
     assert [each["id"] for each in read_episodes(path)] == ["1:0", "2:0"]
+
+
+def test_ranges_of_rewards_are_the_rewards_where_they_are_few_and_else_five_as_wide_from_the_least_to_the_most() -> (
+    None
+):
+    assert _bands([3.0, -1.0, 3.0]) == [(-1.0, -1.0), (3.0, 3.0)]
+    assert _bands([float(x) for x in (9, 0, 1, 2, 10, 5)]) == [(0, 2), (2, 4), (4, 6), (6, 8), (8, 10)]

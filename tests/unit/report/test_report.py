@@ -588,6 +588,15 @@ def test_the_film_is_of_the_held_out_episode_whose_return_is_nearest_the_mean(fo
     assert one.score.seed == 2
 
 
+def test_a_film_is_cut_where_it_ends_before_its_episode(folder: Path) -> None:
+    run = read.read(folder)
+    for length, cut in ((1, False), (2, True)):
+        episode = replace(run.elite.episodes[0], length=length)
+        one = _Movie.filmed(folder / "models/elite", replace(run, elite=replace(run.elite, episodes=(episode,))), 1)
+        assert isinstance(one, _Movie)
+        assert one.cut == cut
+
+
 @pytest.mark.thorough
 def test_the_film_is_of_a_held_out_episode(folder: Path) -> None:
     run = read.read(folder)

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from markupsafe import Markup
 
+import lineages
 from evopipe.report import draw, figures, read
 from evopipe.report.draw import Plot
 from evopipe.report.page import compose
@@ -517,3 +518,32 @@ def test_the_time_of_a_run_has_the_unit_that_is_written(
     (plot,) = plots
     assert plot.axes.patches[0].get_data().edges == pytest.approx(edges)
     assert plot.axes.get_xlabel() == f"{name} of training"
+
+
+def test_a_child_with_a_score_of_zero_gained_what_its_parent_lacked() -> None:
+    lineage = [
+        lineages.record(0, 0, children=[lineages.born(0, 0)]),
+        lineages.record(1, 10, [(0, 0, -5.0)], [lineages.born(0, 1, of=0, parent=0, lr=2e-3)]),
+        lineages.record(2, 20, [(0, 1, 0.0)]),
+    ]
+    nodes = read._nodes(lineage)
+    assert math.isnan(nodes[1, 0].gain), "the first have no parent"
+    assert nodes[2, 0].gain == 5.0
+
+
+def test_only_who_diverged_is_counted_so_and_who_is_as_good_as_its_parent_beat_nobody(folder: Path) -> None:
+    lineage = [
+        lineages.record(0, 0, children=[lineages.born(0, 0), lineages.born(1, 1)]),
+        lineages.record(1, 10, [(0, 0, None), (1, 1, 3.0)],
+               [lineages.born(0, 2, of=0, parent=0, lr=2e-3), lineages.born(1, 3, of=1, parent=1, lr=3e-3)]),
+        lineages.record(2, 20, [(0, 2, 5.0), (1, 3, 3.0)]),
+    ]  # fmt: skip
+    run = replace(read.read(folder), nodes=read._nodes(lineage))
+    (one,) = run.payoffs
+    assert (one.kind, one.children, one.gains, one.diverged, one.improved) == ("rl_hp", 2, (0.0,), 0, 0.0)
+    plot = Plot("marks", 300, 200, (34, 18, 26, 44), "slot")
+    figures._tree_marks(plot, run, set(), few=True)
+    found = {str(line.get_gid()): line.get_xydata().tolist() for line in plot.axes.lines}
+    assert found == {
+        "diverged-True-False": [[1, 0]], "none-True-False": [[1, 1]], "rl_hp-False-False": [[2, 0], [2, 1]],
+    }  # fmt: skip

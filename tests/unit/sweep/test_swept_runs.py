@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from evopipe.errors import DataError, ResourceError
-from evopipe.layout import EVALUATION, STAGES
+from evopipe.layout import EVALUATION, STAGES, TRANSITIONS
+from evopipe.params.load import load_params
 from evopipe.searchers.contract import Bound
 from evopipe.storage.files import write_json
 from evopipe.sweep import run
-from evopipe.sweep.run import DONE, LOG, SweptRun, _failure, _is_done, _Runs, table
+from evopipe.sweep.experiments import _RECORD, _is_saved
+from evopipe.sweep.run import DONE, LOG, PARAMS, SweptRun, _failure, _is_done, _Runs, _spent, _stages, table
 from evopipe.sweep.settings import Setting, _drawn, _rounded, _short, settings_of
 from tiny import write_params
 
@@ -55,6 +57,25 @@ def test_a_run_is_done_with_its_last_stage(tmp_path: Path, settings: list[Settin
         folder = left(tmp_path, settings[0], 1.0, dict.fromkeys(names[:count], 1.0) or {"other": 1.0})
         assert _is_done(folder) == (count == len(names))
     assert not _is_done(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("dataset", [True, False])
+def test_stages_that_make_a_dataset_are_run_where_it_is_read(dataset: bool, tmp_path: Path) -> None:
+    names = {stage.name: stage.dataset for stage in STAGES}
+    write_params(tmp_path)
+    write_json(tmp_path / DONE, {"stages": {name: 1.25 for name, makes in names.items() if not makes}})
+    _stages(load_params(tmp_path / PARAMS), tmp_path, dataset, one_of_many=False)
+    assert (tmp_path / TRANSITIONS).exists() == dataset
+    assert _is_done(tmp_path)
+    assert _spent(tmp_path)[0].keys() == {name for name, makes in names.items() if dataset or not makes}
+
+
+def test_a_run_is_an_experiment_of_the_commit_that_its_record_names(tmp_path: Path, settings: list[Setting]) -> None:
+    one = SweptRun.read(settings[0], left(tmp_path, settings[0], 1.0))
+    assert not _is_saved(one, "a" * 40)
+    write_json(one.folder / _RECORD, {"name": "mine", "baseline": "a" * 40})
+    assert _is_saved(one, "a" * 40)
+    assert not _is_saved(one, "b" * 40), "of an earlier commit"
 
 
 def test_runs_are_counted_as_they_end_and_stand_with_the_best_first(tmp_path: Path, settings: list[Setting]) -> None:

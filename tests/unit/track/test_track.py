@@ -17,6 +17,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from evopipe.formats import duration, number, score
+from evopipe.mutations import NONE
 from evopipe.track.console import RunView, _LiveSink, console_sink
 from evopipe.track.events import (
     End,
@@ -30,6 +31,7 @@ from evopipe.track.events import (
     Tracker,
     read_events,
 )
+from lineages import record
 
 START = Start("train", "LunarLander-v3", "dqn", 2, 200_000)
 PROGRESS = Progress(1, 5_000, 200_000, 10_000, 0, "learning", 6940.4, 125.0)
@@ -133,6 +135,12 @@ def test_tracker_survives_a_sink_that_cannot_close(capsys: pytest.CaptureFixture
     Tracker([Stuck(), last]).close()
     assert last.closed == 1
     assert capsys.readouterr().err == "warning: Stuck could not be closed (RuntimeError: no)\n"
+
+
+def test_best_and_mean_are_of_the_members_that_have_a_score() -> None:
+    lived = record(1, 10, [(0, 0, 5.0), (1, 1, None), (2, 2, 1.0)])
+    event = Generation.of(lived, dict.fromkeys(range(3), NONE), ["lr"], 1.0, (30, 0))
+    assert (event.best, event.mean) == (5.0, 3.0)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
