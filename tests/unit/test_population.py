@@ -124,7 +124,7 @@ def test_dir_shows_the_small_door() -> None:
     assert {"train", "load", "Population", "Policy", "Params", "evaluate"} <= {*dir(evopipe)}
     assert "create_population" not in dir(evopipe)
     assert evopipe.__all__[:5] == ["train", "load", "evaluate", "Population", "Policy"]
-    assert {*dir(evopipe)} - {"agents", "errors", "parts"} <= {*evopipe.__all__}
+    assert {*dir(evopipe)} - {"agents", "errors", "parts", "zoo"} <= {*evopipe.__all__}
     assert all(getattr(evopipe, name) is not None for name in dir(evopipe))
 
 

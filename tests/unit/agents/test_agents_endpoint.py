@@ -402,7 +402,7 @@ def test_agents_that_ask_over_http_are_trained_whatever_they_are(tmp_path: Path)
     for name, flow in {"async": copies, "plain": plain, "program": [sys.executable, str(script)]}.items():
         threads = set(threading.enumerate())
         found = trainer(flow, **{"trainer.default_local_dir": str(tmp_path / name)}).train()
-        assert set(threading.enumerate()) == threads
+        assert set(threading.enumerate()) <= threads  # one of an earlier test may just end
         assert found.measures[-1]["drift"] < 1e-5
         assert [row["failed"] for row in found.measures] == [0.0, 0.0]
         files = sorted((tmp_path / name / "episodes").glob("*.jsonl"))

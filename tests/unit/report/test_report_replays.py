@@ -80,6 +80,7 @@ def test_the_elite_and_each_replay_stand_with_their_own_intervals(
     )  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_the_page_says_whether_the_schedule_or_the_elite_is_better(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
