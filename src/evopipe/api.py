@@ -34,7 +34,7 @@ class Result:
         policies: every trained member as a policy, in the order of `members`; empty for language models.
         evaluation: the content of `reports/evaluation.json`, the elite's held-out scores.
         members: the content of `reports/members.json`, the held-out scores of every member.
-        summary: the content of `reports/train.json`.
+        summary: the content of `reports/train.json`: steps, generations, best fitness, why training ended, and so on.
         lineage: the content of `reports/lineage.jsonl`, one record for each generation, the first for the initial
             members.
 
@@ -65,6 +65,8 @@ def run(
     params: str | Path | AnyParams | Mapping[str, Any], folder: str | Path | None = None, quiet: bool = True
 ) -> Result:
     """Run all stages of a training in order, as `dvc repro` does but without DVC's cache, and return the results.
+
+    The public name of this function is `evopipe.train`.
 
     Args:
         params: a params file, `Params`, or a mapping in the layout of `params.yaml` (missing keys take defaults).

@@ -135,7 +135,7 @@ def pull(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to: a folder that is not there yet.")],
     revision: Annotated[str | None, typer.Option(metavar="REV", help="A branch, a tag or a commit.")] = None,
 ) -> None:
-    """Fetch an elite from the Hugging Face hub; every file is checked before the folder is there."""
+    """Fetch an elite from the Hugging Face hub. The folder is made only after every file was checked."""
     from evopipe import hub
     from evopipe.stages.tell import warn
 

@@ -111,7 +111,7 @@ def _value(cfg: Config, state: State, obs: Tensor, legal: Tensor | None, memory:
 
 
 def answers(cfg: Config) -> Answers:
-    """Return the functions by which an exported policy computes values and probabilities.
+    """Return the functions by which an exported policy computes V(s), Q(s, a) and the probabilities of actions.
 
     For continuous actions there are no probabilities, because the fixed standard deviation of the policy serves only to
     weight the loss.

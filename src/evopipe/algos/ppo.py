@@ -195,7 +195,7 @@ def loss(cfg: Config, state: State, hp: Hyper, batch: Sequences, log_std: Tensor
         cfg, state: the algorithm's configuration and state.
         hp: hyper-parameters, `[P]` each.
         batch: a minibatch of the rollout.
-        log_std: the log standard deviations of continuous actions.
+        log_std: `[P, A]`, the log standard deviations of continuous actions; `[P, 0]` for discrete actions.
     """
     flat = batch.weight, batch.action, batch.log_prob, batch.advantage, batch.value, batch.target
     weight, action, log_prob, advantage, old_value, target = (x.flatten(1, 2) for x in flat)  # [P, B·L]

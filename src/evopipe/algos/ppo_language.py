@@ -88,8 +88,11 @@ def asks(cfg: Config) -> frozenset[str]:
 def estimate(cfg: Config, hp: Hyper, done: Text, group: int) -> Text:
     """Return the completions of a round with the advantages (GAE) and value targets of their tokens.
 
-    `done` are the completions, with rewards and values. `group`, the number of adjacent completions of one prompt, has
-    no effect.
+    Args:
+        cfg: the algorithm's configuration.
+        hp: hyper-parameters, `[P]` each.
+        done: the completions, with rewards and values.
+        group: has no effect, because completions of one prompt are not compared.
     """
     mask, value = _language.counted(done), given(done.value)
     advantage = ops.token_gae(ops.on_last(given(done.reward), mask), value, mask, hp["gamma"], hp["gae_lambda"])

@@ -73,8 +73,8 @@ def estimate(cfg: Config, hp: Hyper, done: Text, group: int) -> Text:
     """Return the completions of a round with their advantages, which compare each completion's return with the returns
     of other completions.
 
-    If all returns that are compared are equal, `keep` becomes False for these completions, and members do not learn
-    from them.
+    If all returns that are compared are equal, the field `keep` of the result is False for these completions: members
+    do not learn from them.
 
     Args:
         cfg: the algorithm's configuration, which says what a return is compared with.

@@ -42,7 +42,7 @@ class Finished:
 
     Attributes:
         seed: the run's seed.
-        settings: the other parameters, by dotted key.
+        settings: the parameters except the seed, by dotted key.
         elite: the elite's held-out scores by name, such as `mean` and `interval`.
         episodes: the number of held-out episodes.
         name: the folder, experiment or revision of the run, as text.
@@ -98,12 +98,14 @@ class Row:
 
 
 def compare(what: Sequence[str] = (), everywhere: bool = False) -> tuple[list[Row], list[str]]:
-    """Group runs that differ only in their seeds into configurations; return the configurations, the best first, and
-    notes.
+    """Compare runs by their configurations; return a `Row` for each configuration, the best first, and a list of notes.
+
+    Runs that differ only in their seeds have the same configuration. A note is a sentence: that a run cannot be
+    compared, or that the runs are of several environments.
 
     `what` names the runs: folders (also that of a whole sweep), DVC experiments or git revisions. If it is empty, the
     runs are those of the working folder, HEAD and HEAD's experiments; with `everywhere`, those of other commits'
-    experiments too. A note is a sentence about a run that cannot be compared.
+    experiments too.
 
     Raises:
         UsageError: a name is no folder, experiment or revision.

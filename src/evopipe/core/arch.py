@@ -255,9 +255,10 @@ class Arch:
 
     @property
     def signature(self) -> Hashable:
-        """The padded width of every layer, and for every layer whether it needs padding; see `Architecture.signature`.
+        """The padded width of every layer, and for every layer whether it needs no padding.
 
-        A layer without padding is normalised by another formula, which may change the last bits of results.
+        In the mode `exact` only members with equal signatures share a batch, because a layer without padding is
+        normalised by another formula, which may change the last bits of results. See `Architecture.signature`.
         """
         return widest([self]), tuple(block.width % WIDTH_MULTIPLE == 0 for block in self.layers.values())
 

@@ -88,8 +88,8 @@ class Agent(View):
 
     @classmethod
     def viewing(cls, breed: Breed, member: Member, mutation: Mutation = NONE, spared: bool = False) -> Self:
-        """Return the agent of this class for a member; for the arguments see the class. Unlike the constructors of
-        subclasses such as `DQN`, it does not take spaces."""
+        """Return an agent that is a view of the member `member`. The arguments are those of `Agent`, also in subclasses
+        such as `DQN`, whose constructors take spaces instead."""
         found = cls.__new__(cls)
         Agent.__init__(found, breed, member, mutation, spared)
         return found
@@ -146,7 +146,7 @@ class Agent(View):
 
     @property
     def actor(self) -> ActionScaling:
-        """An object with the method `scale_action`, which scales squashed actions to the environment's bounds."""
+        """An object with the method `scale_action`, which scales actions in [-1, 1] to the environment's bounds."""
         return ActionScaling(self.breed)
 
     def set_training_mode(self, training: bool) -> None:
@@ -292,13 +292,14 @@ class Agent(View):
         Args:
             experiences: for algorithms with a replay buffer, a batch that `memory.sample` or `sampler.sample` returned,
                 or arrays (state, action, reward, next_state, done) `[B, …]`. For algorithms that learn from rollouts,
-                lists (observations, actions, log-probabilities, rewards, dones, values) with one entry for each step,
-                then the next observation. If `dones` has for each step the done before the step, not after it, the done
-                after the last step follows. None takes the steps in `rollout_buffer`. For a team, each entry is a
+                a tuple (observations, actions, log_probs, rewards, dones, values, next_obs): six lists with one entry
+                for each step, and the observation after the last step. `dones` says whether each step ended an episode.
+                If it says whether the step before did, add an eighth part, `next_done`, for the last step. None takes
+                the steps in `rollout_buffer`. For a team, each entry is a
                 dictionary by agent, or each list is a dictionary of equally long lists by agent. An agent that is
                 missing from a step's observation is absent in that step.
-            n_experiences: the same transitions over several steps, as `MultiStepReplayBuffer.sample_from_indices`
-                returned them: they are learned from, with the weights and priorities of `experiences`.
+            n_experiences: n-step transitions that `MultiStepReplayBuffer.sample_from_indices` returned for the indices
+                of `experiences`. The agent then learns from these, with the weights and priorities of `experiences`.
             n_step, per: not needed: they follow from the batches.
 
         Returns:
@@ -384,11 +385,11 @@ class Agent(View):
         return self.fitness[-1]
 
     def go_on_from(self, parent: Self, slot: Self) -> None:
-        """Copy the counters of one agent, and continue the random draws of another.
+        """Continue with the counters of the agent `parent` and the random draws of the agent `slot`.
 
         Args:
             parent: the agent whose scores, steps and fitness are copied.
-            slot: the agent that this agent replaces in the population; its random draws continue.
+            slot: the agent that this agent replaces in the population, whose random draws continue.
         """
         super().go_on_from(parent, slot)
         self._acted, self._learned, self.training = slot._acted, slot._learned, parent.training

@@ -185,8 +185,9 @@ class RainbowDQN(_Algorithm):
         """Learn from a batch of transitions, `experiences`, as `Agent.learn` does with the same arguments; return
         (loss, indices, errors).
 
-        The indices `[B]` and TD errors of the batch's transitions fit `memory.update_priorities`, which `learn` itself
-        has already called. Both are None if the memory has no priorities.
+        `indices` and `errors`, `[B]` each, are the buffer rows and the TD errors of the batch's transitions. `learn`
+        updates the priorities of a prioritised buffer itself, so a script need not call `update_priorities`. `indices`
+        is None for a buffer that is not prioritised.
         """
         loss = super().learn(experiences, **kwargs)
         return loss, None if getattr(experiences, "places", None) is None else experiences["idxs"], self.errors
@@ -286,11 +287,11 @@ class _Team(_Algorithm):
 
 
 class MADDPG(_Team):
-    """A team of multi-agent deep deterministic policy gradient: an actor sees its own agent's observation, a critic
-    those of all agents.
+    """A team of multi-agent deep deterministic policy gradient: an actor reads its own agent's observation,
+    a critic the observations and actions of all agents.
 
-    A call makes one agent, and `population` makes several. Hyper-parameters are arguments by name, and `DEFAULTS` has
-    their defaults.
+    A call makes one team as an `Agent`, and `population` makes several. Hyper-parameters are arguments by name, and
+    `DEFAULTS` has their defaults.
 
     Examples:
         >>> from mpe2 import simple_spread_v3
@@ -310,8 +311,8 @@ class MADDPG(_Team):
 class MATD3(_Team):
     """A team of multi-agent twin delayed deep deterministic policy gradient.
 
-    A call makes one agent, and `population` makes several. Hyper-parameters are arguments by name, and `DEFAULTS` has
-    their defaults.
+    A call makes one team as an `Agent`, and `population` makes several. Hyper-parameters are arguments by name, and
+    `DEFAULTS` has their defaults.
 
     Examples:
         >>> from mpe2 import simple_spread_v3
@@ -330,8 +331,8 @@ class MATD3(_Team):
 class IPPO(_Team):
     """A team of independent proximal policy optimisation, in which each agent learns from its own observations.
 
-    A call makes one agent, and `population` makes several. Hyper-parameters are arguments by name, and `DEFAULTS` has
-    their defaults.
+    A call makes one team as an `Agent`, and `population` makes several. Hyper-parameters are arguments by name, and
+    `DEFAULTS` has their defaults.
 
     Examples:
         >>> from mpe2 import simple_spread_v3

@@ -29,7 +29,7 @@ class Breed:
     """The algorithm, the parameters and the spaces that all agents of a population share.
 
     Attributes:
-        spec: the run configuration.
+        spec: the run configuration that was made from `params` and the spaces.
         params: the parameters, as in `params.yaml`.
         observations: the `ObservationSpace`; None for a team.
         actions: the `ActionSpace`; None for a team.
@@ -109,7 +109,7 @@ class Breed:
         return torch.from_numpy((2.0 * (flat - low) / (high - low) - 1.0).astype(np.float32))
 
     def with_params(self, params: Params, spec: EnvSpec, spaces: tuple[Any, Any] | None = None) -> Breed:
-        """Return a copy of this breed with other parameters `params` and another run configuration `spec`.
+        """Return a copy of this breed with other parameters `params` and the run configuration `spec` made from them.
 
         `spaces`, if given, are the observation space and the action space of the copy.
         """

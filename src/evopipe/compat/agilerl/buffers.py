@@ -64,7 +64,7 @@ class Memory(ABC):
 
     def add(self, transition: Any) -> Any:
         """Save one step: a `Transition`, or a mapping of its parts by name. The parts are of one environment, or
-        `[n, …]` of n environments.
+        `[n, …]` of n environments. Nothing is returned, except by `MultiStepReplayBuffer`.
 
         Raises:
             UsageError: a part is missing, or a shape differs from that of the first transition.
@@ -96,10 +96,11 @@ class Experiences(tuple[Any, ...]):
 
     Attributes:
         memory: the buffer that the batch was drawn from.
-        rows: the same transitions as packed rows, `[1, B, size]`.
+        rows: the same transitions, each packed into one row of numbers (see `memory.replay.RowLayout`), `[1, B, size]`.
         at: the transitions' row indices in the buffer, `[1, B]`.
-        places, weight: for a prioritised buffer, the row indices whose priorities are updated, and the importance
-            weights, `[1, B]` each; else None.
+        places: for a prioritised buffer, the indices of the rows whose priorities learning updates, `[1, B]`; else
+            None.
+        weight: for a prioritised buffer, the importance weights, `[1, B]`; else None.
 
     Examples:
         >>> from evopipe import ReplayBuffer
@@ -181,7 +182,7 @@ class ReplayBuffer(Memory):
 
     @property
     def replay(self) -> Replay:
-        """The ring buffer of packed rows that holds the transitions.
+        """The ring buffer in which the transitions are stored, each packed into one row of numbers.
 
         Raises:
             UsageError: no transition was saved yet.
@@ -199,7 +200,8 @@ class ReplayBuffer(Memory):
 
     def add(self, transition: Any) -> Any:
         """Save one step: a `Transition`, a mapping of its parts by name, or the `Completed` that
-        `MultiStepReplayBuffer.add` returned. The parts are of one environment, or `[n, …]` of n environments.
+        `MultiStepReplayBuffer.add` returned. The parts are of one environment, or `[n, …]` of n environments. Nothing
+        is returned, except by `MultiStepReplayBuffer`.
 
         Raises:
             UsageError: a part is missing, a shape differs from that of the first transition, or it is a team's.
@@ -300,7 +302,7 @@ class Completed:
 
     Attributes:
         memory: the buffer of that call.
-        rows: the transitions as packed rows, `[1, n, size]`.
+        rows: the transitions, each packed into one row of numbers (see `memory.replay.RowLayout`), `[1, n, size]`.
     """
 
     memory: ReplayBuffer

@@ -27,15 +27,15 @@ _MORE = ("timeouts", "next_observations")
 def transitions_from(
     config: EnvConfig, dataset: Any, minari_dataset_id: str | None, remote: bool, limit: int
 ) -> Transitions:
-    """Return the last `limit` transitions of a dataset, with observations and actions encoded as for the environment.
+    """Return the last `limit` transitions of a dataset, encoded as the transitions of a run in the environment.
 
     Args:
-        config: the environment.
+        config: the block `env` of `params.yaml`, which describes the environment.
         dataset: an open `h5py.File`, the path of such a file, or a mapping of arrays by name; None if
             `minari_dataset_id` is given.
         minari_dataset_id: a Minari dataset, a folder or an id; None if `dataset` is given.
         remote: whether Minari may download the dataset.
-        limit: the most transitions.
+        limit: the largest number of transitions.
 
     Raises:
         UsageError: neither or both datasets are given, or `remote` would have no effect.

@@ -80,8 +80,8 @@ def made_by(function: Callable[[], Any], num_envs: int) -> EnvConfig:
 
 
 def remember(env: Any, config: EnvConfig) -> None:
-    """Store `config`, the block `env` of `params.yaml` from which more environments like `env` are made, for
-    `config_of` to return."""
+    """Store from which block `env` of `params.yaml` the environment `env` was made, so that `config_of` can return this
+    block `config`."""
     _known[env] = config
 
 

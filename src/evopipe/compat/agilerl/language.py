@@ -55,7 +55,7 @@ class LanguageBreed:
         pad: the token of pads; None for the tokenizer's.
         settings: the hyper-parameters that were given.
         ranges: the ranges of hyper-parameters that may mutate; None for the algorithm's own ranges.
-        language: the block `language` of `params.yaml`, without the keys that an environment decides.
+        language: the block `language` of `params.yaml`. Its token limits are replaced by those of an environment.
         seed: the seed of first weights and random draws.
         device: the value of `runtime.device`.
     """
@@ -72,7 +72,7 @@ class LanguageBreed:
 
     @cached_property
     def base(self) -> Base:
-        """The frozen model, wrapped as evopipe's `Base`, without a tokenizer."""
+        """The frozen model that all agents adapt, as evopipe's `Base`, without a tokenizer."""
         return base_of(self.language["model"], self.model, None, digest_of(self.model, ""), self._configured())
 
     def _configured(self) -> torch.device:
@@ -82,7 +82,7 @@ class LanguageBreed:
         """Return the parameters of a run of these agents.
 
         Args:
-            changes: blocks of parameters that replace the agents' own, by name.
+            changes: blocks of `params.yaml` by name, such as `train`. Each replaces the agents' own block as a whole.
             env: the environment, whose batch size and context length are used; None for the defaults.
 
         Raises:
@@ -237,7 +237,7 @@ def language_agents(
         seed: seed of the adapters' first weights and of all random draws.
         device: `cpu` or `cuda`; None for `cuda` if it is available.
         accelerator: an Accelerator of one process.
-        settings: hyper-parameters by name, see `LanguageSettings`; None for the defaults.
+        settings: hyper-parameters by name, see `LanguageSettings`; those not given have the algorithm's defaults.
 
     Raises:
         UsageError: an argument cannot be used, or would have no effect.

@@ -42,7 +42,8 @@ class RecordedStep:
             agent that is not recurrent.
         remembered: `[E, M]`, the recurrent state after the step; None for an agent that is not recurrent.
         legal: `[E, A]`, the legal actions; None if all are legal.
-        next_alive: `[E]`, for a team the state of each agent after the step, see `RowStep.next_alive`; else None.
+        next_alive: `[E]`, for a team each agent's status after the step: `GONE` (takes no part in the next step),
+            `ACTS` (acts next) or `CUT` (was truncated); else None.
     """
 
     obs: np.ndarray

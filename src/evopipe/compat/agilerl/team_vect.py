@@ -1,4 +1,4 @@
-"""Vectors of teams' environments for loops of one's own; what they show knows what led to it."""
+"""Vectors of teams' environments for users' own loops; their observations record the step that led to them."""
 
 from __future__ import annotations
 
@@ -60,8 +60,7 @@ def present_of(obs: Any, agent: Any) -> Any:
 
 
 def situation_of(team: TeamSpace, obs: Mapping[Any, Any], masks: Mapping[Any, Any] | None = None) -> Situation:
-    """Return the observations, the present agents and the legal actions of `n` teams as arrays, see
-    `TeamSpace.situation`.
+    """Return a `Situation`: the observations, the present agents and the legal actions of `n` teams, as arrays.
 
     Args:
         team: the team's spaces.

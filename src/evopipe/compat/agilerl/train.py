@@ -95,8 +95,11 @@ def _save_policy(folder: Path, breed: Breed, champion: Champion) -> None:
 
 
 def entering(agents: Sequence[Any], seed: int) -> list[Member]:
-    """Return the agents' members in order, with the slots, ids and random keys that they have in a run with
-    this seed."""
+    """Return the agents' members, prepared as the first members of a run.
+
+    A member's slot is its place in `agents`, and its random key follows from `seed` and its slot. Its id stays the same
+    if the ids differ from each other; else it is the slot.
+    """
     keys, members = rng.member_keys(seed, range(len(agents))), [agent.member for agent in agents]
     ids = [member.id for member in members]
     if len({*ids}) < len(ids):
@@ -108,12 +111,12 @@ def views(run: Run[Any], view: Callable[..., Any], breed: Any, before: Sequence[
     """Return an agent for each current member of a run.
 
     Args:
-        run: the run.
+        run: the run, whose members and clock are read.
         view: the function or class that makes an agent from (breed, member, mutation).
         breed: what all agents share, a `Breed` or `LanguageBreed`.
         before: the agents before the run, by index. An agent's count of steps continues from the agent with the same
             index.
-        each: how much the count grows for every step of the run.
+        each: the factor by which the steps of the run are multiplied before they are added to an agent's count.
     """
     found = [view(breed, member, birth) for member, birth in zip(run.members, run.births, strict=True)]
     for agent in found:
@@ -204,8 +207,8 @@ def refuse_idle(arguments: Mapping[str, Any]) -> None:
 def function_for(name: str) -> str:
     """Return the name of the training function that fits an algorithm.
 
-    `name` is evopipe's name of the algorithm. For an algorithm that learns only from datasets, the result is
-    `train_off_policy`.
+    `name` is evopipe's name of the algorithm. The result is never `train_offline`: for an algorithm that learns only
+    from datasets, it is `train_off_policy`.
     """
     algo: Any = get(name)
     if "contexts" in algo.Config.model_fields:
@@ -217,8 +220,8 @@ class Call(SimpleNamespace):
     """The arguments of one call of a training function, as attributes named as in the function's signature, such as
     `pop`, `mutation` and `tournament`.
 
-    Two more attributes, `train` and `block`, hold parameters of the run that replace the population's own: keys of the
-    blocks `train` and `algos.<name>`.
+    Two more attributes hold parameters of the run that replace the population's own: `train` those of the block `train`
+    of `params.yaml`, and `block` those of the algorithm's block `algos.<name>`.
 
     Args:
         arguments: the arguments by name.
@@ -350,7 +353,8 @@ class Call(SimpleNamespace):
         Args:
             warm: transitions that agents learn from before their own, or the dataset of offline training; None for
                 none.
-            collect: a function (regime, ticks) that collects rollouts of all members; None for evopipe's own.
+            collect: a function (regime, ticks) that collects rollouts of `ticks` steps for all members, see
+                `evopipe.parts.OnPolicy`; None for evopipe's own.
             adopt: a function that is called at the end with the training regime, which holds the replay buffer; None
                 for none.
         """

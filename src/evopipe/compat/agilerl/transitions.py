@@ -122,7 +122,7 @@ def parts_of(transition: Any, of: str) -> tuple[dict[str, Any], bool]:
     A bandit's transition may have only a context and a reward. Its action is then 0, and `done` is True.
 
     Raises:
-        UsageError: a part is missing or unknown; the message begins with `of`.
+        UsageError: a part is missing or unknown; the message begins with `of`, such as the name of a buffer's class.
     """
     if not hasattr(transition, "keys"):
         raise UsageError(f"{of}: add takes a Transition, or parts by name, not a {type(transition).__name__}")

@@ -129,13 +129,13 @@ def _deep(value: Any) -> Any:
 
 
 def resolve(config: Any, population: Any, tasks: int, name: str, engine: str = "local") -> _Resolved:
-    """Return the complete configuration of a run: its parameters, the block `agents`, and the arguments of
-    constructors.
+    """Return the complete configuration of a run: its parameters, the block `agents`, and the arguments with which
+    agents, environments and workflows are constructed.
 
     Args:
         config: overrides, see `read`.
-        population: None for one member; the number of members; or a mapping of the blocks `population`, `evolution` and
-            `evolve`.
+        population: None for one member; the number of members; or a mapping of `size`, `start`, `evolve`, `tournament`
+            and `mutation`.
         tasks: the number of training tasks.
         name: the run's name, which is also the name of its environment.
         engine: `local`, or `ray`; only `ray` uses the keys `ray_init`.

@@ -165,14 +165,15 @@ def idle(documented: Values, algo: str) -> Iterator[tuple[str, str]]:
 
 
 def shape(documented: Values, put: Callable[..., None], algo: str, tasks: int, overrides: Values) -> None:
-    """Set the keys of `params.yaml` for the number of tasks in a step, of rollouts of a task, and of steps.
+    """Set the keys of `params.yaml` for three numbers: tasks in a step, rollouts of a task, and steps of the run.
 
     Args:
         documented: values of rLLM's documented keys.
-        put: a function (key, value, source) that sets a key.
+        put: a function (key, value, source) that sets a key of `params.yaml`. `source` is a text that says where the
+            value comes from.
         algo: the algorithm.
         tasks: the number of training tasks.
-        overrides: all overrides, by dotted keys.
+        overrides: all overrides that the user gave, by dotted keys.
     """
     block = algos.get(algo).Config()
 
@@ -204,13 +205,14 @@ def shape(documented: Values, put: Callable[..., None], algo: str, tasks: int, o
 
 
 def others(documented: Values, put: Callable[..., None], algo: str, overrides: Values) -> None:
-    """Set the keys of `params.yaml` that depend on several of rLLM's documented keys.
+    """Set the keys of `params.yaml` that do not simply take the value of one of rLLM's documented keys.
 
     Args:
         documented: values of rLLM's documented keys.
-        put: a function (key, value, source) that sets a key.
+        put: a function (key, value, source) that sets a key of `params.yaml`. `source` is a text that says where the
+            value comes from.
         algo: the algorithm.
-        overrides: all overrides, by dotted keys.
+        overrides: all overrides that the user gave, by dotted keys.
     """
     if not truth(documented.get("actor_rollout_ref.actor.use_kl_loss", True)):
         put(f"{TRAIN}.beta", 0.0, "actor_rollout_ref.actor.use_kl_loss=False")

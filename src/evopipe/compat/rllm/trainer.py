@@ -94,7 +94,8 @@ class AgentTrainer:
             None: the tasks of `val_dataset`.
         engine: `local` or `auto` to run environments in this process; `ray` to run the environments of `env_class` in
             processes of Ray, see `on_ray`, in a cluster that the configuration's `ray_init` describes.
-        population: the number of members, or a mapping of `size`, `evolve`, `tournament`, `mutation`; None: one member.
+        population: the number of members, or a mapping of `size`, `start`, `evolve`, `tournament`, `mutation`; None:
+            one member.
         reward_fn: a reward function, which is passed to an environment with an argument `reward_fn`, and scores the
             text that `flow` returns.
         flow: a coroutine function `async def flow(task, model)` that plays an episode, instead of classes.
