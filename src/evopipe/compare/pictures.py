@@ -147,10 +147,9 @@ def draw_parallel(rows: Sequence[Row], path: Path | BinaryIO) -> None:
 
 
 def together(curves: Sequence[tuple[_Array, _Array]]) -> tuple[_Array, _Array]:
-    """Interpolate R curves, given as pairs (x, y), at common positions; return the positions `[X]` and the curves `[R,
-    X]`.
+    """Interpolate R curves linearly at common positions; return the positions `[X]` and the curves' values `[R, X]`.
 
-    The positions are the x of all curves' points, within the range that all curves cover. Interpolation is linear.
+    Each curve is a pair (x, y). The common positions are the x of all curves, within the range that all curves cover.
     """
     low, high = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
     shared = np.unique(np.concatenate([x for x, _ in curves]))

@@ -425,7 +425,7 @@ class Agent(View):
         Args:
             path: the folder.
             device: `cpu` or `cuda`; None for the device of the saved agent.
-            accelerator: an Accelerator of one process.
+            accelerator: has no effect; an Accelerator must have one process.
 
         Raises:
             MissingInputError: the folder does not exist.

@@ -191,7 +191,7 @@ def train_bandits(
 
     Args:
         env: a `BanditEnv`, or another object with the same `reset`, `step`, `arms` and `context_dim`. The training
-            steps copies.
+            uses copies.
         env_name: the environment's name in files and trackers.
         algo, INIT_HP, MUT_P: are only checked; they must agree with the population and with `mutation`.
         pop: agents, as `create_population` makes them.
@@ -208,7 +208,7 @@ def train_bandits(
             whether only the last checkpoints are kept.
         save_elite, elite_path: whether the best agent is written, and to which folder; `evopipe.load` reads it.
         verbose: whether progress is printed.
-        accelerator: an Accelerator of one process.
+        accelerator: has no effect; an Accelerator must have one process.
         wb, wandb_api_key: whether metrics go to Weights & Biases, and its key.
         wandb_kwargs: settings of Weights & Biases; only `project` is allowed.
 

@@ -1,4 +1,4 @@
-"""The forms of what loops of one's own save: the arrays of an observation, and of an action."""
+"""The shapes and dtypes of the observations and actions that users' own loops save in a replay buffer."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def train_off_policy(
 
     Args:
         env: a vector from `make_vect_envs`, or an environment or a vector of Gymnasium, wrappers included. The training
-            steps copies, not `env` itself.
+            uses copies, not `env` itself.
         env_name: the environment's name in files and trackers.
         algo: is only checked; it must be the population's algorithm.
         pop: agents, as `create_population` makes them.
@@ -69,7 +69,7 @@ def train_off_policy(
         elite_path: where the best agent is written.
         wb: whether metrics go to Weights & Biases.
         verbose: whether progress is printed.
-        accelerator: an Accelerator of one process.
+        accelerator: has no effect; an Accelerator must have one process.
         wandb_api_key: key of Weights & Biases.
         wandb_kwargs: only `project` is allowed.
 
@@ -175,7 +175,7 @@ def train_on_policy(
     """Train a population of agents that learn from their own rollouts: PPO, recurrent or not.
 
     Args:
-        env: a vector from `make_vect_envs`, or an environment or a vector of Gymnasium. The training steps copies.
+        env: a vector from `make_vect_envs`, or an environment or a vector of Gymnasium. The training uses copies.
         env_name: the environment's name in files and trackers.
         algo, INIT_HP, MUT_P: are only checked; they must agree with the population and with `mutation`.
         pop: agents, as `create_population` makes them.
@@ -189,7 +189,7 @@ def train_on_policy(
             checkpoints), the beginning of the names of their folders, and whether only the last ones are kept.
         save_elite, elite_path: whether the best agent is written, and to which folder; `evopipe.load` reads it.
         verbose: whether progress is printed.
-        accelerator: an Accelerator of one process.
+        accelerator: has no effect; an Accelerator must have one process.
         wb, wandb_api_key: whether metrics go to Weights & Biases, and its key.
         wandb_kwargs: settings of Weights & Biases; only `project` is allowed.
         collect_rollouts_fn: None, `collect_rollouts` or `collect_rollouts_recurrent` for evopipe's own collection of
@@ -228,7 +228,7 @@ def train_offline(
     """Train a population of agents on a dataset: CQN, IQL, TD3+BC, BC. The environment serves for evaluation only.
 
     Args:
-        env: a vector from `make_vect_envs`, or an environment or a vector of Gymnasium. The evaluation steps copies.
+        env: a vector from `make_vect_envs`, or an environment or a vector of Gymnasium. The evaluation uses copies.
         env_name: the environment's name in files and trackers.
         algo, INIT_HP, MUT_P: are only checked; they must agree with the population and with `mutation`.
         pop: agents, as `create_population` makes them.
@@ -247,7 +247,7 @@ def train_offline(
             checkpoints), the beginning of the names of their folders, and whether only the last ones are kept.
         save_elite, elite_path: whether the best agent is written, and to which folder; `evopipe.load` reads it.
         verbose: whether progress is printed.
-        accelerator: an Accelerator of one process.
+        accelerator: has no effect; an Accelerator must have one process.
         wb, wandb_api_key: whether metrics go to Weights & Biases, and its key.
         minari_dataset_id: a Minari dataset, a folder or an id.
         remote: whether Minari may download the dataset.
@@ -299,24 +299,24 @@ def train_multi_agent_off_policy(
             team.
         env_name: the environment's name in files and trackers.
         algo, INIT_HP, MUT_P: are only checked; they must agree with the population and with `mutation`.
-        pop: agents, as `create_population` makes them.
+        pop: teams, each an `Agent`, as `create_population` makes them.
         memory: an empty replay buffer. Only its capacity is used; its agents must be those of the environment.
         sum_scores: whether a team's fitness is the sum of its agents' returns (True) or their mean (False).
-        max_steps, evo_steps: environment steps of each agent, in total and between evolutions.
+        max_steps, evo_steps: environment steps of each team, in total and between evolutions.
         eval_steps, eval_loop: the most steps of an evaluation episode (None for no limit), and evaluation episodes for
             each environment of `env`.
-        learning_delay: environment steps of each member before it learns.
+        learning_delay: environment steps of each team before it learns.
         swap_channels: has no effect, because the order of an image's channels is detected.
         target: the mean return that ends training early, once other episodes confirm it; None for no early end.
         tournament, mutation: the selection and the mutation; None for none.
         checkpoint, checkpoint_path, overwrite_checkpoints: environment steps between two checkpoints (None for no
             checkpoints), the beginning of the names of their folders, and whether only the last ones are kept.
-        save_elite, elite_path: whether the best agent is written, and to which folder; `evopipe.load` reads it.
+        save_elite, elite_path: whether the best team is written, and to which folder; `evopipe.load` reads it.
         verbose: whether progress is printed.
-        accelerator: an Accelerator of one process.
+        accelerator: has no effect; an Accelerator must have one process.
         wb, wandb_api_key: whether metrics go to Weights & Biases, and its key.
 
-    The result is the trained agents by index, and one list of their fitnesses for each generation. The errors are those
+    The result is the trained teams by index, and one list of their fitnesses for each generation. The errors are those
     of `train_off_policy`.
 
     Examples:
@@ -363,9 +363,9 @@ def train_multi_agent_on_policy(
             team.
         env_name: the environment's name in files and trackers.
         algo, INIT_HP, MUT_P: are only checked; they must agree with the population and with `mutation`.
-        pop: agents, as `create_population` makes them.
+        pop: teams, each an `Agent`, as `create_population` makes them.
         sum_scores: whether a team's fitness is the sum of its agents' returns (True) or their mean (False).
-        max_steps, evo_steps: environment steps of each agent, in total and between evolutions.
+        max_steps, evo_steps: environment steps of each team, in total and between evolutions.
         eval_steps, eval_loop: the most steps of an evaluation episode (None for no limit), and evaluation episodes for
             each environment of `env`.
         swap_channels: has no effect, because the order of an image's channels is detected.
@@ -373,12 +373,12 @@ def train_multi_agent_on_policy(
         tournament, mutation: the selection and the mutation; None for none.
         checkpoint, checkpoint_path, overwrite_checkpoints: environment steps between two checkpoints (None for no
             checkpoints), the beginning of the names of their folders, and whether only the last ones are kept.
-        save_elite, elite_path: whether the best agent is written, and to which folder; `evopipe.load` reads it.
+        save_elite, elite_path: whether the best team is written, and to which folder; `evopipe.load` reads it.
         verbose: whether progress is printed.
-        accelerator: an Accelerator of one process.
+        accelerator: has no effect; an Accelerator must have one process.
         wb, wandb_api_key: whether metrics go to Weights & Biases, and its key.
 
-    The result is the trained agents by index, and one list of their fitnesses for each generation. The errors are those
+    The result is the trained teams by index, and one list of their fitnesses for each generation. The errors are those
     of `train_off_policy`.
 
     Examples:

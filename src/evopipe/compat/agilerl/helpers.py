@@ -80,7 +80,7 @@ def tournament_selection_and_mutation(
         env_name, algo: the environment and the algorithm, which name the elite's folder if `elite_path` is None.
         elite_path: the folder to which the elite is written.
         save_elite: whether the elite is written, as `Agent.load` reads it.
-        accelerator: an Accelerator of one process.
+        accelerator: has no effect; an Accelerator must have one process.
         language_model: must be False, because agents of language models are trained by the finetuning functions.
 
     Raises:
@@ -113,7 +113,7 @@ def save_population_checkpoint(
     """Write every agent to a folder of its own: `<save_path>_<index>_<steps>`, or `<save_path>_<index>` with
     `overwrite_checkpoints`.
 
-    `accelerator` may be an Accelerator of one process.
+    `accelerator` has no effect; an Accelerator must have one process.
 
     Raises:
         DiskError: a folder cannot be written.

@@ -52,7 +52,7 @@ class LanguageBreed:
         algo: the algorithm's name.
         model: the model of `transformers`, whose weights do not change.
         tokenizer: the population's tokenizer; None if an environment brings it.
-        pad: the token of pads; None for the tokenizer's.
+        pad: the id of the padding token; None for that of the tokenizer.
         settings: the hyper-parameters that were given.
         ranges: the ranges of hyper-parameters that may mutate; None for the algorithm's own ranges.
         language: the block `language` of `params.yaml`. Its token limits are replaced by those of an environment.
@@ -230,13 +230,13 @@ def language_agents(
         size: the number of agents.
         actor_network: a causal language model of `transformers`, or a folder that holds one.
         tokenizer: the model's tokenizer; None for that of the environment.
-        pad_token_id, pad_token: the token of pads (None for the tokenizer's), and its text.
+        pad_token_id, pad_token: the id of the padding token (None for that of the tokenizer), and its text.
         hp_config: the ranges of the hyper-parameters that may mutate; None for the algorithm's own ranges.
-        lora_config: rank and scale of the adapters; None for 8 and 16.
-        full: whether every weight is trained, for tiny models.
+        lora_config: an object or mapping with the adapters' `r` and `lora_alpha`; None for 8 and 16.
+        full: whether agents train every weight instead of adapters; meant for tiny models.
         seed: seed of the adapters' first weights and of all random draws.
         device: `cpu` or `cuda`; None for `cuda` if it is available.
-        accelerator: an Accelerator of one process.
+        accelerator: has no effect; an Accelerator must have one process.
         settings: hyper-parameters by name, see `LanguageSettings`; those not given have the algorithm's defaults.
 
     Raises:
@@ -318,17 +318,17 @@ class LanguageAlgorithm:
         Args:
             actor_network: a causal language model of `transformers`, whose weights stay as they are, or a folder that
                 holds one.
-            pad_token_id: the token of pads; None for the tokenizer's.
+            pad_token_id: the id of the padding token; None for that of the tokenizer.
             pad_token: the text of that token; it has no effect, but needs `pad_token_id`.
             hp_config: the ranges of the hyper-parameters that may mutate; None for the algorithm's own ranges.
             index: the agent's index in a population, which seeds its random draws.
             tokenizer: the model's tokenizer; None for that of the environment.
-            lora_config: rank and scale of the adapters, as PEFT's `LoraConfig` or a mapping of `r` and `lora_alpha`;
+            lora_config: the adapters' `r` and `lora_alpha`, as PEFT's `LoraConfig` or a mapping with these names;
                 None for 8 and 16. Every linear layer has an adapter.
-            full: whether every weight is trained, for tiny models.
+            full: whether agents train every weight instead of adapters; meant for tiny models.
             seed: seed of the adapters' first weights and of all random draws.
             device: `cpu` or `cuda`; None for `cuda` if it is available.
-            accelerator: an Accelerator of one process.
+            accelerator: has no effect; an Accelerator must have one process.
             **settings: hyper-parameters, see `LanguageSettings`. Those that are not given have the defaults that
                 `evopipe params block` prints.
 
@@ -354,14 +354,14 @@ class LanguageAlgorithm:
         Args:
             size: the number of agents.
             actor_network: a causal language model of `transformers`, or a folder that holds one.
-            pad_token_id, pad_token: the token of pads (None for the tokenizer's), and its text.
+            pad_token_id, pad_token: the id of the padding token (None for that of the tokenizer), and its text.
             hp_config: the ranges of the hyper-parameters that may mutate; None for the algorithm's own ranges.
             tokenizer: the model's tokenizer; None for that of the environment.
-            lora_config: rank and scale of the adapters; None for 8 and 16.
-            full: whether every weight is trained, for tiny models.
+            lora_config: an object or mapping with the adapters' `r` and `lora_alpha`; None for 8 and 16.
+            full: whether agents train every weight instead of adapters; meant for tiny models.
             seed: seed of the adapters' first weights and of all random draws.
             device: `cpu` or `cuda`; None for `cuda` if it is available.
-            accelerator: an Accelerator of one process.
+            accelerator: has no effect; an Accelerator must have one process.
             settings: hyper-parameters by name, see `LanguageSettings`.
 
         Raises:

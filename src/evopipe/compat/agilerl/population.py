@@ -48,7 +48,7 @@ def create_population(
         population_size: the number of agents.
         num_envs: the number of environments of each agent, as in `make_vect_envs`.
         device: cpu or cuda; None for cuda if it is available.
-        accelerator: an Accelerator of one process. It has no effect, because all members train in one process.
+        accelerator: has no effect, because all members train in one process; an Accelerator must have one process.
         state_dim, action_dim, one_hot: older alternatives to the spaces. `state_dim` is an observation's shape, or,
             with `one_hot`, its number of values. `action_dim` is the number of actions, or of an action's dimensions.
             For teams, both are lists.
@@ -129,7 +129,7 @@ def made(
         size: the number of agents.
         num_envs: the number of environments of each agent.
         device: cpu or cuda; None for cuda if it is available.
-        accelerator: an Accelerator of one process.
+        accelerator: has no effect; an Accelerator must have one process.
         ids: names of a team's agents, if spaces are lists.
         seed: seed of the networks' first weights and of all random draws.
         own: the caller's own networks by role, `actor` and `critic`; None for evopipe's networks.

@@ -357,8 +357,8 @@ def language_block(
     Args:
         algo: evopipe's name of the algorithm.
         settings: hyper-parameters by the names of `LanguageSettings`, or by the same names in capitals.
-        ranges: the ranges of hyper-parameters that may mutate; None for the algorithm's own ranges, except that of the
-            group size.
+        ranges: the ranges of hyper-parameters that may mutate. None stands for the algorithm's own ranges; the group
+            size then does not mutate.
         prompts: the number of an agent's prompts in a step; None if it is not known yet.
 
     Raises:

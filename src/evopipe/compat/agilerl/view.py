@@ -48,7 +48,8 @@ class StepList(list[int]):
 
 
 class View:
-    """The base class of agents: a view of one member, with the attributes that AgileRL's scripts read and write.
+    """The base class of agents. An agent is a view of one member of a population: it shows the member's data under the
+    names that AgileRL's scripts read and write.
 
     Args:
         breed: what all agents of the population share, a `Breed` or `LanguageBreed`.
@@ -64,7 +65,7 @@ class View:
 
     @classmethod
     def viewing(cls, breed: Any, member: Member, mutation: Mutation = NONE) -> Self:
-        """Return the agent of this class for a member; for the arguments see the class."""
+        """Return an agent of this class that is a view of the member `member`. The arguments are those of the class."""
         return cls(breed, member, mutation)
 
     @property
