@@ -39,10 +39,11 @@ METRICS = frozenset({FETCHED, BUFFERED, TRAIN, EVALUATION})
 
 
 class Files(NamedTuple):
-    """The inputs and outputs of one stage, for environments or for language models.
+    """The inputs and outputs of one stage. A `Stage` has two such objects: one for runs in environments, one for runs
+    of language models.
 
     `params` are the parameters that the stage depends on, `reads` the outs of earlier stages that it reads, and
-    `writes` its own outs, the most important first.
+    `writes` its own outs, the most important first. Outs are DVC's: files or folders.
     """
 
     params: tuple[str, ...]

@@ -416,14 +416,15 @@ def _made(kind: Callable[..., _Made], cfg: EnvConfig, arguments: Mapping[str, An
 
 
 class TensorRows:
-    """A `RowStepper` over a `TensorPool` or `CompiledPool` on the CPU, with NumPy arrays instead of tensors."""
+    """The environments of `pool`, a `TensorPool` or `CompiledPool` on the CPU, stepped with NumPy arrays instead of
+    tensors, by the interface `RowStepper`."""
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
 
     def reset(self, rows: Ints, seeds: Ints, upcoming: Upcoming = None) -> Begun:
         """Begin an episode in the environments `rows` `[n]`, each from its own seed `[n]`; return the first
-        observations and masks."""
+        observations, without masks. `upcoming` is not used."""
         self._pool.reset(rows, seeds)
         return Begun(self._pool.obs.numpy()[rows], None)
 

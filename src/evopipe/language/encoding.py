@@ -55,7 +55,7 @@ class _Tokens(NamedTuple):
 
 
 def plain(text: str) -> str:
-    """Replace the four of Unicode's noncharacters that this module uses as markers by U+FFFD, and return the text."""
+    """Return a text in which U+FFFD replaces this module's markers, which are four of Unicode's noncharacters."""
     return text.translate(_OF_NO_TEXT)
 
 
@@ -72,7 +72,7 @@ def encoder_of(tokenizer: Any, size: int) -> Encoder:
 class Encoder:
     """A converter of marked text to tokens, in which special tokens are recognised only outside data.
 
-    Internally, special tokens have private names that no data can contain.
+    `tokenizer` is a fast tokenizer of `transformers`. Internally, special tokens get names that no data can contain.
     """
 
     def __init__(self, tokenizer: Any) -> None:

@@ -220,8 +220,8 @@ def load(folder: Path, about: Mapping[str, Any], algo: Any) -> GamePolicy:
 
 
 def squares(row: Mapping[str, Any]) -> list[str]:
-    """Return the turns of a word game, each as a line of coloured letters for terminals, followed by its colours as
-    text."""
+    """Return one line of text for each turn of a word game, for terminals: the guess on coloured squares, then its
+    colours as letters. `row` is the game as data, with `guesses` and `colours`."""
     shades = {"g": "green", "y": "yellow", "b": "bright_black"}
     turns = []
     for guess, told in zip(row["guesses"], row["colours"], strict=True):

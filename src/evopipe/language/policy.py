@@ -222,8 +222,8 @@ def load_reward(folder: Path, device: torch.device | None = None) -> LanguagePol
 
 
 def read_change(folder: Path, base: Base) -> Tensor:
-    """Read the exported changes of all weights (`language.full`) of the best member; return them as one vector, a flat
-    row.
+    """Read the terms that an exported member adds to all weights of its base (`language.full`); return them as one
+    vector, a flat row.
 
     Raises:
         MissingInputError: the file is missing.
