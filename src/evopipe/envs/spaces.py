@@ -39,8 +39,8 @@ _Path = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array of a possibly nested observation. It becomes some columns of a flat row, a vector with all numbers of
-    the observation.
+    """One array of an observation, which may be nested. The array becomes columns of a flat row, a vector with all
+    numbers of the observation.
 
     Attributes:
         path: the keys and indices that lead from the observation to the array; empty if the array is the observation.
@@ -48,7 +48,7 @@ class Leaf:
         counts: for a discrete space, the number of values of each entry; empty for other spaces.
         firsts: for a discrete space, the smallest value of each entry.
         channels: for an image, the axis of its channels, 0 or 2; else None.
-        low, high: for an image, the values that become 0 and 1.
+        low, high: for an image, the pixel values that are scaled to 0 and 1.
     """
 
     path: _Path
@@ -312,8 +312,8 @@ class ActionSpace:
         """Convert actions from the algorithm's encoding to the environment's own, `[n, …]`.
 
         The encoding is int64 indices: `[n]`, or `[n, D]` for D choices or bits. For a Box it is float32 numbers
-        `[n, A]`, which are clipped to [-1, 1] and scaled to the bounds. A NaN, from a member that diverged, counts as 0,
-        the middle.
+        `[n, A]`, which are clipped to [-1, 1] and scaled to the bounds. A NaN, from a member that diverged, counts as
+        0, the middle.
         """
         if self.bounds is None:
             if self.kind == "discrete" and not self.starts[0]:

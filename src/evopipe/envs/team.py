@@ -59,7 +59,7 @@ class TeamEnv(gymnasium.Env[Any, Any]):
 
     @property
     def possible(self) -> tuple[Any, ...]:
-        """The names of all agents that may appear in an episode, as the ParallelEnv lists them now; `ids` is a copy."""
+        """The names of all agents that may appear in an episode, from the ParallelEnv; `ids` is a copy of them."""
         return tuple(getattr(self.parallel, "possible_agents", None) or ())
 
     @property
@@ -213,7 +213,7 @@ class TeamSpace:
 
     @cached_property
     def free(self) -> npt.NDArray[np.bool_]:
-        """The actions that each agent has, of the `A` of the agent with the most, `[K, A]` bool; all True for a Box."""
+        """Which actions each agent has, `[K, A]` bool; `A` is the most that any agent has. All are True for a Box."""
         free = np.ones((len(self.ids), self.action.size), np.bool_)
         if self.action.kind == "discrete":
             free[:] = np.arange(self.action.size) < np.array([action.size for action in self.actions])[:, None]

@@ -146,8 +146,8 @@ class TeamRows:
         return team_step(self._space, seen.obs, reward, terminated, truncated, alive, mask, seen.forced)
 
     def legal(self, alive: Bools) -> Bools:
-        """Return the legal actions `[n, K, A]` if environments have no masks. `alive` `[n, K]` says which
-        agents act."""
+        """Return the actions `[n, K, A]` that are legal where the environments give no masks: all that an agent has, if
+        it acts (`alive` `[n, K]`), else its first action."""
         return self._space.legal(alive)
 
     def close(self) -> None:

@@ -136,8 +136,8 @@ class Encoder:
         return [token for token, (start, _) in zip(ids, offsets, strict=True) if start >= cut]
 
     def continuation(self, text: Marked) -> list[int]:
-        """Return the tokens of a text that follows another, unknown text. A tokenizer then adds no space as at the
-        beginning of a text."""
+        """Return the tokens of a text that continues another, unknown text. No space is added before it, as some
+        tokenizers add before the beginning of a text."""
         if not self._renamed[0].encode(PLACE, add_special_tokens=False).ids:  # it leaves out what it does not know
             return self.encode(text)
         ids, offsets, _ = self._tokens(text, PLACE)

@@ -36,7 +36,7 @@ class GamePolicy:
     """A trained player of a task's games, such as Wordle.
 
     Args:
-        about: the content of its `policy.json`: scores, lineage and provenance.
+        about: the content of the player's `policy.json`: scores, lineage and provenance.
         task: the task, whose method `play` plays games.
         algo: the module of the algorithm.
         cfg: the algorithm's configuration.

@@ -36,8 +36,8 @@ class LanguagePolicy:
     Args:
         base: the base model with its tokenizer.
         config: the block `language` of the parameters of its training.
-        about: the content of its `policy.json`: scores, lineage and provenance.
-        net: what the member has learned; None for the base model alone.
+        about: the content of the model's `policy.json`: scores, lineage and provenance.
+        net: the member's network, which changes the base model; None for the base model alone.
         head: the value head of a reward model, weights `[H]` and a bias; None for a language model.
     """
 
