@@ -88,7 +88,7 @@ def pull(repo: str, folder: Path, revision: str | None, tell: _Tell, warn: _Tell
         folder: the folder to write, which must not exist or be empty.
         revision: a branch, tag or commit of the repository; None for its default branch.
         tell: a function that is called with a sentence that says what was done.
-        warn: a function that is called with a sentence for each file with code that is not this version's own.
+        warn: a function that is called with a sentence for each Python file that is not a copy of evopipe's own.
 
     Raises:
         UsageError: `repo` is no name of a repository, or the folder is not empty.

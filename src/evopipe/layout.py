@@ -39,10 +39,11 @@ METRICS = frozenset({FETCHED, BUFFERED, TRAIN, EVALUATION})
 
 
 class Files(NamedTuple):
-    """The inputs and outputs of one stage, for environments or for language models.
+    """The inputs and outputs of one stage. A `Stage` has two such objects: one for runs in environments, one for runs
+    of language models.
 
     `params` are the parameters that the stage depends on, `reads` the outs of earlier stages that it reads, and
-    `writes` its own outs, the most important first.
+    `writes` its own outs, the most important first. Outs are DVC's: files or folders.
     """
 
     params: tuple[str, ...]
@@ -58,7 +59,7 @@ class Stage(NamedTuple):
         help: the stage's purpose, in a few words.
         env: the stage's inputs and outputs, for members that act in environments.
         text: the stage's inputs and outputs, for members that are language models.
-        code: parts of the package that the stage computes with, beside `CODE` and the stage's module.
+        code: parts of the package that the stage computes with, beside its module and `CODE`, the parts of all stages.
         dataset: whether the stage makes the dataset. Runs that learn only from their own steps skip the stage.
         light: whether the stage can run without torch; its command then imports torch only when needed.
     """

@@ -1,5 +1,4 @@
-"""The machine that a run computes on: threads, device, and a fingerprint of what the last bits of a result depend
-on."""
+"""The machine that a run computes on: its threads, its device, and a fingerprint of it that goes with results."""
 
 from __future__ import annotations
 

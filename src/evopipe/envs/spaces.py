@@ -39,8 +39,8 @@ _Path = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array of a possibly nested observation. It becomes some columns of a flat row, a vector with all numbers of
-    the observation.
+    """One array of an observation, which may be nested. The array becomes columns of a flat row, a vector with all
+    numbers of the observation.
 
     Attributes:
         path: the keys and indices that lead from the observation to the array; empty if the array is the observation.
@@ -48,7 +48,7 @@ class Leaf:
         counts: for a discrete space, the number of values of each entry; empty for other spaces.
         firsts: for a discrete space, the smallest value of each entry.
         channels: for an image, the axis of its channels, 0 or 2; else None.
-        low, high: for an image, the values that become 0 and 1.
+        low, high: for an image, the pixel values that are scaled to 0 and 1.
     """
 
     path: _Path
@@ -119,9 +119,10 @@ class Leaf:
 
 @dataclass(frozen=True)
 class ObservationSpace:
-    """An environment's observation space, which converts observations to flat rows of float32 numbers."""
+    """An environment's observation space, which converts observations to flat rows of float32 numbers. `leaves` are the
+    arrays of an observation, in the order of their columns in a row."""
 
-    leaves: tuple[Leaf, ...]  # the arrays of an observation, in the order of their columns
+    leaves: tuple[Leaf, ...]
 
     @classmethod
     def of(cls, space: object) -> ObservationSpace:
@@ -160,7 +161,7 @@ class ObservationSpace:
 
     @property
     def one_hot(self) -> tuple[tuple[int, int], ...]:
-        """The ranges (first, end) of columns that are one-hot encodings."""
+        """The ranges (first, end) of columns that hold one-hot encodings, without the column `end`."""
         return tuple((start, start + leaf.size) for start, leaf in self._placed() if leaf.counts)
 
     def _placed(self) -> Iterator[tuple[int, Leaf]]:
@@ -171,8 +172,8 @@ class ObservationSpace:
         """Flatten one observation to a row `[O]` float32.
 
         Raises:
-            ValueError: the observation does not fit the space. The error's text is written to follow the word
-                "returned".
+            ValueError: the observation does not fit the space. The error's text continues a sentence
+                such as "The environment returned".
         """
         rows, single = self.read(obs)
         if not single:
@@ -188,8 +189,8 @@ class ObservationSpace:
             The rows `[n, O]` float32, and whether `obs` was a single observation; then n is 1.
 
         Raises:
-            ValueError: an observation does not fit the space. The error's text is written to follow the word
-                "returned".
+            ValueError: an observation does not fit the space. The error's text continues a sentence
+                such as "The environment returned".
         """
         arrays = [leaf.find(obs) for leaf in self.leaves]
         single = arrays[0].ndim == len(self.leaves[0].shape)
@@ -243,8 +244,8 @@ class ActionSpace:
         kind: the kind of the space: `discrete`, `multidiscrete`, `multibinary` or `continuous`.
         shape: the shape of the environment's own action.
         choices: the number of values of each entry of an action; empty if actions are continuous.
-        starts: the smallest value of each entry.
-        bounds: the lowest and highest numbers of a Box, `[A]` each; None for other spaces.
+        starts: the smallest value of each entry; empty if actions are continuous.
+        bounds: the lowest and the highest value of each of the `A` numbers of a Box, `[A]` each; None for other spaces.
     """
 
     kind: str
@@ -281,8 +282,8 @@ class ActionSpace:
 
     @cached_property
     def size(self) -> int:
-        """The width `A` of masks and logits: the number of choices, summed over all parts of a MultiDiscrete space; the
-        number of bits of a MultiBinary space; or the numbers of a Box."""
+        """The width `A` of masks and logits. It counts the values of a Discrete space, the values of all parts of a
+        MultiDiscrete space together, the bits of a MultiBinary space, or the numbers of a Box."""
         if self.bounds is not None:
             return len(self.bounds[0])
         return len(self.choices) if self.kind == "multibinary" else sum(self.choices)
@@ -301,8 +302,8 @@ class ActionSpace:
         return Spaces(observations.size, self.size, self.continuous, images, self.kind, self.choices, one_hot)
 
     def empty(self, *shape: int) -> npt.NDArray[Any]:
-        """Return zeros for actions in the algorithm's encoding, with the leading axes `shape`. An action is one int64
-        index, several indices (one for each choice or bit), or for a Box `A` float32 numbers."""
+        """Return an array of zeros for actions in the algorithm's encoding, with the leading axes `shape`. An action is
+        one int64 index, several indices (one for each choice or bit), or for a Box `A` float32 numbers."""
         if self.continuous:
             return np.zeros((*shape, self.size), np.float32)
         return np.zeros(shape if self.kind == "discrete" else (*shape, len(self.choices)), np.int64)
@@ -310,8 +311,9 @@ class ActionSpace:
     def own(self, actions: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Convert actions from the algorithm's encoding to the environment's own, `[n, …]`.
 
-        The encoding is int64 indices `[n]` or `[n, D]`, or for a Box float32 numbers `[n, A]`, which are clipped to
-        [-1, 1] and scaled to the bounds. A NaN, from a member that diverged, counts as 0, the middle.
+        The encoding is int64 indices: `[n]`, or `[n, D]` for D choices or bits. For a Box it is float32 numbers
+        `[n, A]`, which are clipped to [-1, 1] and scaled to the bounds. A NaN, from a member that diverged, counts as
+        0, the middle.
         """
         if self.bounds is None:
             if self.kind == "discrete" and not self.starts[0]:
@@ -327,8 +329,11 @@ class ActionSpace:
         return np.minimum(np.maximum(low + share * (high - low), low), high).astype(np.float32).reshape(-1, *self.shape)
 
     def relative(self, own: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Convert the environment's own actions `[n, …]` to the algorithm's encoding: int64 indices `[n]` or `[n, D]`,
-        or for a Box float32 numbers `[n, A]` in [-1, 1]. This is the inverse of the method `own`."""
+        """Convert the environment's own actions `[n, …]` to the algorithm's encoding; the inverse of the method `own`.
+
+        The encoding is int64 indices: `[n]`, or `[n, D]` for D choices or bits. For a Box it is float32 numbers
+        `[n, A]` in [-1, 1].
+        """
         flat = own.reshape(len(own), math.prod(self.shape))
         if self.bounds is None:
             indices: npt.NDArray[np.int64] = flat.astype(np.int64) - np.array(self.starts)
@@ -350,11 +355,12 @@ class ActionSpace:
         return int(able[rng.integers(len(able))])
 
     def flat_mask(self, mask: Any) -> Any:
-        """Convert an action mask to one array `[…, A]`. Gymnasium's mask of a MultiDiscrete space is a tuple of arrays.
+        """Return an action mask as one array `[…, A]`. The tuple of arrays that Gymnasium has for a MultiDiscrete space
+        is joined; any other mask is returned unchanged.
 
         Raises:
-            ValueError: the tuple does not fit the choices, or actions are continuous. The error's text is written to
-                follow the word "returned".
+            ValueError: the tuple does not fit the choices, or actions are continuous. The error's text
+                continues a sentence such as "The environment returned".
         """
         if self.continuous:
             raise ValueError(f"an action_mask {NO_MASK}")

@@ -64,7 +64,7 @@ def speeds(cfg: EnvConfig, rows: int, seconds: float = 1.0) -> Iterator[Speed]:
 
 def chosen(rows: int) -> int:
     """Return the number of worker processes that `runtime.env_workers: auto` starts for a pool of `rows` environments,
-    if the trainer computes while they step."""
+    if the trainer computes while the environments step."""
     with Workers("auto") as workers:
         return workers.count(rows, True)
 

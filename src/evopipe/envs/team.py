@@ -59,7 +59,7 @@ class TeamEnv(gymnasium.Env[Any, Any]):
 
     @property
     def possible(self) -> tuple[Any, ...]:
-        """The names of all agents that may appear in an episode."""
+        """The names of all agents that may appear in an episode, from the ParallelEnv; `ids` is a copy of them."""
         return tuple(getattr(self.parallel, "possible_agents", None) or ())
 
     @property
@@ -213,7 +213,7 @@ class TeamSpace:
 
     @cached_property
     def free(self) -> npt.NDArray[np.bool_]:
-        """Whether each agent has each of the `A` actions, `[K, A]` bool; all True for a Box."""
+        """Which actions each agent has, `[K, A]` bool; `A` is the most that any agent has. All are True for a Box."""
         free = np.ones((len(self.ids), self.action.size), np.bool_)
         if self.action.kind == "discrete":
             free[:] = np.arange(self.action.size) < np.array([action.size for action in self.actions])[:, None]
@@ -245,11 +245,11 @@ class TeamSpace:
         return np.where(alive[:, :, None], self.free if given is None else given, self.first)
 
     def obs(self, observed: Mapping[Any, Any], alive: Sequence[bool] | npt.NDArray[np.bool_]) -> Any:
-        """Convert observations by agent to a row `[K, O]` float32, with zeros for agents that are not `alive` `[K]`.
+        """Convert observations by agent to an array `[K, O]` float32, with zeros for agents that are not `alive` `[K]`.
 
         Raises:
-            ValueError: an observation is missing or does not fit. The error's text is written to follow the word
-                "returned".
+            ValueError: an observation is missing or does not fit. The error's text continues a sentence
+                such as "The environment returned".
         """
         row = np.zeros((len(self.ids), self.observation.size), np.float32)
         for place, (agent, space) in enumerate(zip(self.ids, self.observations, strict=True)):
@@ -330,8 +330,11 @@ class TeamSpace:
         return {agent: own[0] for agent, own in zip(self.ids, self.own_each(actions[None]), strict=True)}
 
     def own_each(self, actions: npt.NDArray[Any]) -> list[Any]:
-        """Convert a team's actions `[n, K, …]` from the algorithm's encoding to a list of each agent's own actions `[n,
-        …]`. Discrete actions are lists, not arrays."""
+        """Convert a team's actions `[n, K, …]` from the algorithm's encoding to the environment's own.
+
+        The result is a list of K items, the actions `[n, …]` of each agent: a list of integers if actions are discrete,
+        else an array.
+        """
         parts = [(space, actions[:, place]) for place, space in enumerate(self.actions)]
         if self.action.kind == "discrete":
             return [space.own(part).tolist() for space, part in parts]

@@ -1,4 +1,4 @@
-"""The environments of a pool of teams that live in one process; the counterpart of `evopipe.envs.rows` for teams."""
+"""Environments of several agents, stepped in one process; the counterpart of `evopipe.envs.rows` for teams."""
 
 from __future__ import annotations
 
@@ -44,9 +44,15 @@ def team_step(
     """Build the results of a team's step, and find the broken rows: those with a value that is not finite, or with an
     agent that acts next and has no legal action.
 
-    `space` has the agents' spaces; the other arguments are the arrays `[n, K, …]` that become the fields of `RowStep`.
-    If `mask` is None, every action that an agent has is legal. All actions of a truncated agent are legal, too, if its
-    last mask allows no action.
+    Args:
+        space: the agents' spaces.
+        obs: `[n, K, O]`, the next observations.
+        reward: `[n, K]`, the rewards.
+        terminated, truncated: `[n, K]`, how each agent's episode ended, if it did.
+        alive: `[n, K]`, the agents that act next.
+        mask: `[n, K, A]`, the environment's masks; None if every action that an agent has is legal. If the last mask of
+            a truncated agent allows no action, all its actions count as legal.
+        forced: `[n, K, …]`, next actions that the environment sets itself, NaN elsewhere; None if it sets none.
     """
     broken: Bools = np.asarray(~(np.isfinite(obs).all(axis=(1, 2)) & np.isfinite(reward).all(axis=1)), np.bool_)
     cut = truncated & ~terminated & ~alive
@@ -67,11 +73,11 @@ class TeamRows:
 
     Args:
         cfg: the block `env` of `params.yaml`.
-        numbers: the rows of these environments in the pool.
+        numbers: the indices (rows) of these environments in the pool.
         made: environments that are constructed already, for the first of these rows.
-        masked: `[1]`, whether the pool's environments have action masks; set at the first reset.
-        turn: `[1]`, set to the row of each environment before it is reset or stepped, so that a watchdog knows which
-            one hangs; set to a new negative number after each construction.
+        masked: a flag `[1]` that this object sets to True if an environment has action masks.
+        turn: a number `[1]` by which a watchdog knows which environment hangs. This object sets it to the environment's
+            row before each reset or step, and to a new negative number after each construction.
 
     Raises:
         ParamsError: the environment is unknown, or its spaces are not supported.
@@ -103,7 +109,7 @@ class TeamRows:
 
     def reset(self, rows: Ints, seeds: Ints, upcoming: Upcoming = None) -> Begun:
         """Begin an episode in the environments `rows` `[n]`, each from its own seed `[n]`; return the first
-        observations, the masks, and which agents act first."""
+        observations, the masks, and which agents act first. `upcoming` is not used."""
         seen = _Seen(self._space, len(rows), self._forces)
         with calling(self._guard, self._turn, "reset"):
             for i, (row, seed) in enumerate(zip(rows.tolist(), seeds.tolist(), strict=True)):
@@ -140,8 +146,8 @@ class TeamRows:
         return team_step(self._space, seen.obs, reward, terminated, truncated, alive, mask, seen.forced)
 
     def legal(self, alive: Bools) -> Bools:
-        """Return the legal actions `[n, K, A]` if environments have no masks. `alive` `[n, K]` says which
-        agents act."""
+        """Return the actions `[n, K, A]` that are legal where the environments give no masks: all that an agent has, if
+        it acts (`alive` `[n, K]`), else its first action."""
         return self._space.legal(alive)
 
     def close(self) -> None:

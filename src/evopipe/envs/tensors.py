@@ -1,5 +1,4 @@
-"""Environments as tensors, on any device: Gymnasium's classic control, and the teams of `mpe2` whose dynamics are in
-`mpe`.
+"""Environments as tensors, on any device: Gymnasium's classic control, and teams of `mpe2`, see `mpe`.
 
 The state of `R` rows is one tensor and a step is arithmetic on it, so a loop that learns on a device never leaves it.
 `reset_where`, `step` and `obs` never make the host wait, and change tensors in place, so a CUDA graph can hold them.
@@ -374,12 +373,12 @@ class TensorPool:
         return columns, length, TensorStep(self._dynamics.observe(columns), reward.float(), terminated, cut)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the state from which `restore` rebuilds the pool: `state` `[R, S]` float64 and `length` `[R]`."""
+        """Return copies of `physics`, by the name `state`, and of `length`; `restore` rebuilds the pool from them."""
         return {"state": self.physics.cpu().numpy().copy(), "length": self.length.cpu().numpy().copy()}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.bool_]:
-        """Restore the state that `state` returned. Return which environments could not continue as saved, `[R]` bool:
-        in this pool none, so all are False."""
+        """Restore the pool from what the method `state` returned. Return which environments could not continue as
+        saved, `[R]` bool: in this pool none, so all are False."""
         self.physics.copy_(torch.from_numpy(state["state"]))
         self.length.copy_(torch.from_numpy(state["length"]))
         return np.zeros(self.rows, np.bool_)
@@ -416,14 +415,15 @@ def _made(kind: Callable[..., _Made], cfg: EnvConfig, arguments: Mapping[str, An
 
 
 class TensorRows:
-    """A `RowStepper` over a `TensorPool` or `CompiledPool` on the CPU, with NumPy arrays instead of tensors."""
+    """The environments of `pool`, a `TensorPool` or `CompiledPool` on the CPU, stepped with NumPy arrays instead of
+    tensors, by the interface `RowStepper`."""
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
 
     def reset(self, rows: Ints, seeds: Ints, upcoming: Upcoming = None) -> Begun:
         """Begin an episode in the environments `rows` `[n]`, each from its own seed `[n]`; return the first
-        observations and masks."""
+        observations, without masks. `upcoming` is not used."""
         self._pool.reset(rows, seeds)
         return Begun(self._pool.obs.numpy()[rows], None)
 

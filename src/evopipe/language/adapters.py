@@ -25,8 +25,7 @@ from evopipe.types import Tensor, Text, TokenScores
 
 
 class Adapted(Widths):
-    """The input and output widths of a network that adapts a base model, together with that base. Other networks have
-    plain `Widths`."""
+    """The input and output widths of a network that adapts a base model; the attribute `base` is that model."""
 
     base: Base
 
@@ -81,8 +80,11 @@ class LoRA:
     size, named = layers.size_of, layers.parts_of
 
     def initialise(self, widths: Widths, rng: Any) -> Tensor:
-        """Draw first weights: A from U(−1/√in, 1/√in), as PEFT does; B is 0, so that the member starts as the base
-        model. Return a flat row, a vector of all weights; `rng` is a NumPy generator."""
+        """Draw first weights; return them as a flat row, one vector. A is drawn from U(−1/√in, 1/√in), as PEFT does; B
+        is 0, so that the member starts as the base model.
+
+        `widths` are the network's input and output widths, and `rng` is a NumPy generator.
+        """
         row = torch.zeros(self.size(widths))
         for name, part in self.named(widths, row).items():
             if name.endswith(".a"):
@@ -120,8 +122,8 @@ class LoRA:
         return carried
 
     def beside(self, base: Base, views: Sequence[Tensor]) -> dict[str, Any]:
-        """Return the low-rank terms of every linear layer of the base, by the layer's module name, for
-        `hooks.adapting`. `views` holds A and B of each layer in turn, `[P, in, rank]` and `[P, rank, out]`."""
+        """Return the terms that `hooks.adapting` adds to the base's linear layers: a `LowRank` by module name. `views`
+        holds A and B of each layer in turn, `[P, in, rank]` and `[P, rank, out]`."""
         pairs = zip(base.linear, views[::2], views[1::2], strict=True)
         return {layer.name: hooks.LowRank(a, b, self.scale) for layer, a, b in pairs}
 
@@ -186,8 +188,8 @@ class Full:
         return row.clone()
 
     def beside(self, base: Base, views: Sequence[Tensor]) -> dict[str, Any]:
-        """Return the added terms of all weights, by the name of the module that uses them, for `hooks.adapting`.
-        `views` holds one tensor for each weight of the base."""
+        """Return the terms that `hooks.adapting` adds to the base's weights: a `WeightDelta` by module name. `views`
+        holds the terms of each weight of the base, one tensor for all members."""
         found: dict[str, hooks.WeightDelta] = {}
         for layer, view in zip(base.weights, views, strict=True):
             for module, kind in layer.modules:

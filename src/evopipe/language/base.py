@@ -55,11 +55,12 @@ class Base:
         digest: a hash of the model and its tokenizer, because an adapter fits no other base.
         words: the sizes of the vocabulary and of the hidden states.
         ends: the tokens that end a completion.
-        pad: the token in pads, which masks exclude.
+        pad: the token that fills up shorter rows; masks exclude it.
         device: the device of the model.
         rows_at_once: how many rows of each member the model computes at a time; None for all.
-        exact: whether no bit of a member may depend on other members in the batch; pads are then computed, too.
-        length: the most tokens of a row, if members are small GPTs and there is no model; see `tokens_alone`.
+        exact: whether a member's results must have the same bits whatever other members are in the batch. Columns of
+            pads are then computed too.
+        length: the most tokens of a row, if members are small GPTs (see `tokens_alone`); else 0.
         special_tokens: whether special tokens in data take effect.
         together: the processes among which rows are divided.
         hooked: the registered forward hooks, see `hooks`.
@@ -407,7 +408,8 @@ def _tiny(cfg: LanguageConfig.Tiny, seed: int) -> Any:
 
 
 def digest_of(model: Any, tokenizer: str) -> str:
-    """Return a hash of a model's weights and of its tokenizer's description, which identifies the base."""
+    """Return a hash of a model's weights and of `tokenizer`, the JSON text that describes its tokenizer. The hash
+    identifies the base."""
     digest = hashlib.sha256(tokenizer.encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode() + tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())

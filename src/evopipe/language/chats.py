@@ -44,9 +44,10 @@ def show(
         name: the model's name, for error messages.
         messages: the chat.
         own: the number of messages at the start that the run itself added, such as the system message.
-        special: whether special tokens in the other messages take effect; by default these messages are data.
+        special: whether special tokens in the other messages take effect. If False, these messages are data.
         replies: the indices of messages whose content is replaced by the placeholder `PLACE`.
-        ending: the name of an argument of `apply_chat_template` that is set to True; None for none.
+        ending: the argument of `apply_chat_template` that is set to True, such as `add_generation_prompt`; None for
+            none.
         tools: JSON Schemas of tools in the form of OpenAI's API, which the template shows in its own way.
 
     Raises:
@@ -150,8 +151,8 @@ def turn_end(tokenizer: Any) -> str:
 
 
 def answers(tokenizer: Any, name: str, messages: Sequence[Message], own: int, shown: Shown) -> list[tuple[int, int]]:
-    """Return the ranges (start, end) of characters that the model is to write: each assistant message up to the end of
-    its turn.
+    """Return the ranges (start, end) of characters in the text of a chat that members learn to write: each assistant
+    message up to the end of its turn.
 
     Args:
         tokenizer: the tokenizer.

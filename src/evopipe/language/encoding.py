@@ -55,7 +55,7 @@ class _Tokens(NamedTuple):
 
 
 def plain(text: str) -> str:
-    """Replace the four of Unicode's noncharacters that this module uses as markers by U+FFFD, and return the text."""
+    """Return a text in which U+FFFD replaces this module's markers, which are four of Unicode's noncharacters."""
     return text.translate(_OF_NO_TEXT)
 
 
@@ -72,7 +72,7 @@ def encoder_of(tokenizer: Any, size: int) -> Encoder:
 class Encoder:
     """A converter of marked text to tokens, in which special tokens are recognised only outside data.
 
-    Internally, special tokens have private names that no data can contain.
+    `tokenizer` is a fast tokenizer of `transformers`. Internally, special tokens get names that no data can contain.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -136,8 +136,8 @@ class Encoder:
         return [token for token, (start, _) in zip(ids, offsets, strict=True) if start >= cut]
 
     def continuation(self, text: Marked) -> list[int]:
-        """Return the tokens of a text that follows another, unknown text. A tokenizer then adds no space as at the
-        beginning of a text."""
+        """Return the tokens of a text that continues another, unknown text. No space is added before it, as some
+        tokenizers add before the beginning of a text."""
         if not self._renamed[0].encode(PLACE, add_special_tokens=False).ids:  # it leaves out what it does not know
             return self.encode(text)
         ids, offsets, _ = self._tokens(text, PLACE)

@@ -43,8 +43,8 @@ class Sampling(NamedTuple):
         return cls(zero, zero.long(), zero + 1)
 
     def rows(self, each: int) -> Sampling:
-        """Repeat settings `[P]` for `each` completions of a member: `[P, R]`. Settings that are `[P, R]` already stay
-        unchanged."""
+        """Return settings `[P, R]`: settings `[P]` are repeated for the R = `each` completions of every member, and
+        settings that are `[P, R]` already stay unchanged."""
         return Sampling(*(x[:, None].expand(-1, each) if x.ndim == 1 else x for x in self))
 
 

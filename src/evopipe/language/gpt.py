@@ -60,8 +60,8 @@ class GPT:
 
     @classmethod
     def start(cls, cfg: LanguageConfig.Gpt, length: int) -> GPT:
-        """Return the architecture of the first generation, as `params.yaml` describes it. `length` is the most tokens
-        of a row."""
+        """Return the architecture of the first generation. `cfg` is the block `language.gpt` of `params.yaml`, and
+        `length` the most tokens of a row."""
         return cls((TransformerLayer(cfg.heads, cfg.feedforward),) * cfg.layers, cfg.hidden, cfg.head, length)
 
     @property
@@ -96,7 +96,8 @@ class GPT:
         """Return the shape of every weight matrix by name, in the order in which a member's flat row (a vector of all
         its weights) holds the matrices.
 
-        The columns of `attend` are query, key and value of each head in turn.
+        `widths` are the network's input and output widths. The columns of each layer's matrix `attend` give query, key
+        and value of each head in turn.
         """
         found = {"tokens": (widths.inputs, self.hidden), "places": (self.length, self.hidden)}
         for i, (heads, nodes) in enumerate(self.layers):
@@ -111,11 +112,11 @@ class GPT:
     size, named = size_of, parts_of
 
     def initialise(self, widths: Widths, rng: Any) -> Tensor:
-        """Draw first weights from normal distributions with deviation 0.5 for embeddings, 0.02 for outputs, and 1 /
-        √inputs elsewhere.
+        """Draw first weights; return them as a flat row, one vector.
 
-        The deviation of layers that add to the residual stream is divided by √(2 · layers). The result is a flat row, a
-        vector of all weights; `rng` is a NumPy generator.
+        The distributions are normal, with deviation 0.5 for embeddings, 0.02 for the output matrix, and 1/√inputs for
+        others. The deviation of matrices that add to the residual stream is divided by √(2 · layers). `widths` are the
+        network's input and output widths, and `rng` is a NumPy generator.
         """
         row = torch.zeros(self.size(widths))
         for name, part in self.named(widths, row).items():

@@ -118,7 +118,8 @@ def score(
         leaves: the tensors that the context uses and that need gradients; only needed with `rows_at_once`.
 
     Returns:
-        The hidden states or None, and the scores. Tokens after the last one in `text.mask` have log-probability 0.
+        The hidden states or None, and the scores: log-probabilities and entropies, `[P, B, T]`. Tokens after the last
+        one in `text.mask` have log-probability 0.
     """
     (members, rows, columns), width = text.ids.shape, text.mask.shape[-1]
     each = base.rows_at_once or rows

@@ -1,5 +1,6 @@
-"""Access to the Hugging Face hub, with a time limit and without progress bars. Without a network its library tries for
-minutes."""
+"""Access to the Hugging Face hub, with a time limit and without progress bars.
+
+Without a network, the hub's library would try for minutes."""
 
 from __future__ import annotations
 

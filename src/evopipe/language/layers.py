@@ -132,8 +132,8 @@ def place(source: Tensor, target: Tensor) -> None:
 
 
 def pack(self: Any, rows: Sequence[Tensor]) -> Tensor:
-    """Stack the flat rows of `P` members, each of its own architecture, as one tensor `[P, N]` with rows of `N`
-    numbers. Each matrix is padded with zeros to its shape in `self.shapes`.
+    """Stack the flat rows of `P` members, vectors of all their weights, as one tensor `[P, N]`. Because architectures
+    differ, each matrix is padded with zeros to its shape in `self.shapes`.
 
     `self` is the structure of the members. Classes use this function as their method `Structure.pack`.
     """
@@ -164,11 +164,11 @@ def repeat(self: Any, times: int) -> Any:
 
 
 def views_of(of: ViewOf, shapes: Shapes) -> list[Tensor]:
-    """Return the matrices of these shapes (by name, in their order in a row) in all members' flat rows, `[P, rows,
-    columns]` each. A vector is a matrix with one row.
+    """Return a view `[P, rows, columns]` of every matrix in the flat rows of `P` members. A vector counts as a matrix
+    with one row.
 
-    `of` is a function (start, rows, columns) → the view `[P, rows, columns]` of the numbers from `start` on in each
-    member's row.
+    `shapes` has each matrix's shape by name, in the order in which a flat row holds them. `of` is a function (start,
+    rows, columns) → the view of one matrix, whose numbers begin at `start` in each flat row.
     """
     found, start = [], 0
     for shape in shapes.values():

@@ -36,7 +36,7 @@ class GamePolicy:
     """A trained player of a task's games, such as Wordle.
 
     Args:
-        about: the content of its `policy.json`: scores, lineage and provenance.
+        about: the content of the player's `policy.json`: scores, lineage and provenance.
         task: the task, whose method `play` plays games.
         algo: the module of the algorithm.
         cfg: the algorithm's configuration.
@@ -220,8 +220,8 @@ def load(folder: Path, about: Mapping[str, Any], algo: Any) -> GamePolicy:
 
 
 def squares(row: Mapping[str, Any]) -> list[str]:
-    """Return the turns of a word game, each as a line of coloured letters for terminals, followed by its colours as
-    text."""
+    """Return one line of text for each turn of a word game, for terminals: the guess on coloured squares, then its
+    colours as letters. `row` is the game as data, with `guesses` and `colours`."""
     shades = {"g": "green", "y": "yellow", "b": "bright_black"}
     turns = []
     for guess, told in zip(row["guesses"], row["colours"], strict=True):

@@ -36,8 +36,8 @@ class LanguagePolicy:
     Args:
         base: the base model with its tokenizer.
         config: the block `language` of the parameters of its training.
-        about: the content of its `policy.json`: scores, lineage and provenance.
-        net: what the member has learned; None for the base model alone.
+        about: the content of the model's `policy.json`: scores, lineage and provenance.
+        net: the member's network, which changes the base model; None for the base model alone.
         head: the value head of a reward model, weights `[H]` and a bias; None for a language model.
     """
 
@@ -222,8 +222,8 @@ def load_reward(folder: Path, device: torch.device | None = None) -> LanguagePol
 
 
 def read_change(folder: Path, base: Base) -> Tensor:
-    """Read the exported changes of all weights (`language.full`) of the best member; return them as one vector, a flat
-    row.
+    """Read the terms that an exported member adds to all weights of its base (`language.full`); return them as one
+    vector, a flat row.
 
     Raises:
         MissingInputError: the file is missing.

@@ -1,4 +1,4 @@
-"""Several processes that work as one member: each computes some parts of its rows, and sends the results to the others.
+"""Several processes that compute one member together: each computes some of the rows and sends the results to the rest.
 
 A part is a fixed number of rows, whoever computes it, and gradients are summed part after part, so no bit depends on
 the number of processes. All processes compute everything else, such as the loss and the optimiser's step. Messages are

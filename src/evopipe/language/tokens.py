@@ -1,5 +1,4 @@
-"""The rows of a dataset as tokens: each a prompt, then one completion, or two: the chosen and the rejected one, or its
-own and another row's.
+"""The rows of a dataset as tokens: for each row a prompt and at most two answers, see `Corpus`.
 
 Text is tokenised here, once. Completions that members write are learned from as the tokens that they wrote.
 """
@@ -66,8 +65,8 @@ class Corpus:
         prompts: the tokens of each row's prompt.
         answers: for each answer of a row, the tokens of all rows. Rows of the form `reasoning` have no answer. Those of
             `supervised` have one, the completion or chat, and those of `games` one, the game. Those of `preference`
-            have two, the chosen and the rejected completion, and those of `labelled` two, the completion and the
-            completion of another row.
+            have two, the chosen and the rejected completion, and those of `labelled` two, the completion and, as
+            KTO needs it, that of another row.
         learned: for each token of the first answer, 1 if members learn to write it, 0 for other text, such as messages
             of the user.
         splits: the indices of rows by split: `train`, `validation` (which scores members during training), `test`.
@@ -93,8 +92,8 @@ class Corpus:
         """Return the rows `index` `[n]` as a batch of text for one member, `[1, n, …]`. `pad` is the token that fills
         up shorter rows.
 
-        If rows have two answers, the batch has twice as many rows: first all with their chosen answer, then all with
-        the rejected one. The reward of a `labelled` row is 1 if its completion is desirable, else 0.
+        If rows have two answers, the batch has 2 n rows: first all n with their first answer, then all n with their
+        second. The reward of a `labelled` row is 1 if it has its own completion and that is desirable, else 0.
         """
         ids, real = self.prompt_batch(index, pad)
         answers = [answer[int(i)] for answer in self.answers for i in index]
@@ -114,7 +113,8 @@ class Corpus:
 
 
 def with_end(text: Text) -> Text:
-    """Return a text with one more column of padding at its end. A value head at that column has read the whole text."""
+    """Return a text with one more column of padding at its end. A value head (of a reward model, for example) reads
+    there the hidden state that follows the whole text."""
 
     def longer(x: Tensor) -> Tensor:
         return torch.nn.functional.pad(x, (0, 1))

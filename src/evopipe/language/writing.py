@@ -1,4 +1,4 @@
-"""Members as players: the writers of tokens for the games of all members of a cohort at once."""
+"""Members as players: objects that choose the next tokens of many members' games at once."""
 
 from __future__ import annotations
 

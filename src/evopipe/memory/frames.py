@@ -28,12 +28,12 @@ class Frames:
     """Storage of a replay buffer's images as bytes. Transitions that share a frame point to one copy of the frame.
 
     A frame holds all images of one observation. A row is a transition over n steps, with a frame before and a frame
-    after it. There are `N` rows over all buffers.
+    after it. A packed transition is a vector of `W` numbers: the observation, the next observation, then the rest.
 
     Args:
-        images: the places of the images in an observation.
+        images: the positions and shapes of the images in an observation.
         observations: the width of an observation.
-        rows: `N`.
+        rows: `N`, the number of transitions for which all buffers together have room.
         steps: n, the number of steps of a transition.
         device: the device of the tensors.
 
@@ -75,8 +75,7 @@ class Frames:
         return [slice(a, b) for a, b in zip(ends, starts, strict=True)]
 
     def without_images(self, rows: np.ndarray) -> np.ndarray:
-        """Return packed transitions without the columns of images: `[n, size]` → `[n, size - 2 S]`, for n
-        transitions."""
+        """Return n packed transitions `[n, W]` without the columns of their two frames, `[n, W - 2 S]`."""
         return np.concatenate([rows[:, columns] for columns in self._between(rows.shape[1])], axis=1)
 
     def add(self, at: np.ndarray, rows: np.ndarray, source: np.ndarray, sources: int) -> None:
@@ -86,8 +85,8 @@ class Frames:
 
         Args:
             at: `[n]`, the rows' indices among all N, all different.
-            rows: `[n, size]`, the transitions, with the transitions of one environment in order of time.
-            source: `[n]`, the environment of each transition, ascending.
+            rows: `[n, W]`, the packed transitions; those of one environment are in order of time.
+            source: `[n]`, the index of each transition's environment, ascending.
             sources: the number of environments.
         """
         own, following = self._read(rows, 0), self._read(rows, self._obs)
@@ -155,10 +154,10 @@ class Frames:
         return np.concatenate((again, never))
 
     def join(self, bare: Tensor, index: Tensor) -> Tensor:
-        """Return n transitions with their images put back as numbers in [0, 1]: `[n, size - 2 S]` → `[n, size]`.
+        """Return n packed transitions `[n, W]` with their images put back, as numbers in [0, 1].
 
         Args:
-            bare: the transitions without images.
+            bare: `[n, W - 2 S]`, the transitions as `without_images` returned them.
             index: `[n]`, the transitions' row indices among all N.
         """
         size = bare.shape[1] + 2 * self.size

@@ -16,8 +16,8 @@ from evopipe.schema.declare import Schema
 class GymTask(Schema):
     """A task of questions from one generator of the package reasoning-gym.
 
-    A row has the seed, size and index by which the generator makes its question again, because its score needs more
-    than JSON data.
+    To score an answer, the generator needs the question as it made it, which a row cannot hold as JSON data. A row
+    therefore has the generator's `seed` and `size` and the question's `index`, from which the question is made again.
     """
 
     dataset: str = Field(description="the generator's name, for example `chain_sum`")

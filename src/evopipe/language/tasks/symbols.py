@@ -52,8 +52,8 @@ class Symbols(Schema):
         return self.alphabet + "="
 
     def rows(self, rng: np.random.Generator, n: int) -> list[dict[str, Any]]:
-        """Make `n` rows of random prompts, without duplicates if there are enough different ones. A row has a pair
-        `chosen` and `rejected` only if there is a worse result, as `worse` says, that differs from the right answer."""
+        """Make `n` rows of random prompts, without duplicates if there are enough different ones. The pair
+        `chosen` and `rejected` is missing in a row if every result that `worse` allows equals the right answer."""
         rows: list[dict[str, Any]] = []
         seen: set[str] = set()
         for _ in range(n):
