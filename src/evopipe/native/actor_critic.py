@@ -84,10 +84,10 @@ def ddpg_update(
         batch: a minibatch of B transitions.
         healthy: `[P]` bool, the members that learn.
         actor_learns: whether the actors are updated too.
-        noise: `[P, K · B · A]`, random numbers for the next actions of K agents: A numbers for each of B transitions.
-            Continuous next actions get this noise added, clipped to `noise_clip`. Discrete next actions are drawn by
-            it; it is then Gumbel noise.
-        own_noise: Gumbel noise of the same shape, which draws the actor's own discrete actions.
+        noise: `[P, K · B · A]`, random numbers for next actions: A numbers for each of K agents in each of B
+            transitions. Added to continuous actions, clipped to `noise_clip`. For discrete actions they are Gumbel
+            noise, by which the actions are drawn.
+        own_noise: Gumbel noise of the same shape, by which the actor's own discrete actions are drawn.
         more: `discrete`, `noise_clip`, `temperature`, `penalty` and `alpha`, the settings of the update that `ddpg_job`
             explains.
     """
