@@ -85,8 +85,8 @@ def ddpg_update(
         healthy: `[P]` bool, the members that learn.
         actor_learns: whether the actors are updated too.
         noise: `[P, K · B · A]`, random numbers for next actions: A numbers for each of K agents in each of B
-            transitions. Added to continuous actions, clipped to `noise_clip`. For discrete actions they are Gumbel
-            noise, by which the actions are drawn.
+            transitions. They are added to continuous actions, clipped to `noise_clip`. For discrete actions they are
+            Gumbel noise, by which the actions are drawn.
         own_noise: Gumbel noise of the same shape, by which the actor's own discrete actions are drawn.
         more: `discrete`, `noise_clip`, `temperature`, `penalty` and `alpha`, the settings of the update that `ddpg_job`
             explains.
