@@ -103,10 +103,9 @@ class Priorities:
 
         Args:
             slots: `[P]` int64, the members.
-            index: `[P, B]` int64, B rows of each member. If a row occurs several times, its error of the largest size
+            index: `[P, B]` int64, B rows of each member. If a row occurs several times, the largest size of its errors
                 counts.
-            errors: `[P, B]`, the errors of these rows; their signs do not matter. A NaN leaves the row's priority as it
-                was.
+            errors: `[P, B]`, the rows' errors, of either sign. A NaN leaves the row's priority as it was.
         """
         if build.serve(self.largest):
             native.update(self.levels, slots, index, errors, self.alpha, LEAST, MOST, self.largest)

@@ -227,7 +227,7 @@ class Incoming:
 
     Args:
         replay: the replay buffer.
-        rows: the number of environments.
+        rows: the number of all environments, whether they step or not.
         at: `[n]`, the indices of the environments that step; None if all do.
     """
 
@@ -389,7 +389,7 @@ class Replay:
         buffer on the CPU.
 
         Args:
-            rows: the number of environments.
+            rows: the number of all environments, whether they step or not.
             at: `[n]`, the indices of the environments that step; None if all do.
         """
         served = build.serve(self.rows) and self.frames is None
@@ -427,7 +427,7 @@ class Replay:
 
         Args:
             slots: `[P]` int64 on the device, the members.
-            first: `[P]`, where each member's buffer begins, as the method `first` returns it.
+            first: `[P]`, the index of the first row of each member's buffer, as the method `first` returns it.
             size: `[P]`, the number of rows in each member's buffer (N).
             u: `[P, B]` float64 on the device, uniform numbers in [0, 1).
             weight: `[P, B]`, the weight of each place of the minibatch, 0 beyond the member's own batch size.
@@ -517,16 +517,15 @@ class Replay:
         return filled
 
     def first(self, slots: Sequence[int]) -> Tensor:
-        """Return where the buffer of each of the members `slots` begins in the rows of all buffers, `[P]` int64 on the
-        device."""
+        """Return the index of the first row of each member's buffer, counted over the rows of all buffers.
+
+        `slots` are the members; the result is `[P]` int64 on the device.
+        """
         return upload(torch.from_numpy(self.memory_of(slots) * self.capacity), self.device)
 
     def places(self, slots: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """Return two cached tensors `[P]` int64 on the device: the members' slots, and where each member's buffer
-        begins.
-
-        The beginnings are what the method `first` returns.
-        """
+        """Return two tensors `[P]` int64 on the device, which are cached: the members' slots, and what `first` returns
+        for them."""
         found = self._placed.get(slots)
         if found is None:
             if len(self._placed) >= _COHORTS:
@@ -544,7 +543,8 @@ class Replay:
         Unlike `sample`, the method can be captured in a CUDA graph, because it reads nothing on the host.
 
         Args:
-            first: `[P]` on the device, where each member's buffer begins, as the method `first` returns it.
+            first: `[P]` on the device, the index of the first row of each member's buffer, as the method `first`
+                returns it.
             size: `[P]` on the device, the number of rows in each member's buffer, as the method `filled` returns it.
             u: `[P, n]` float64, uniform numbers in [0, 1).
         """

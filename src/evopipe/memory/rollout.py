@@ -152,7 +152,7 @@ class Rollout:
         self.after[members, tick, envs, self.layout.spaces.observations + 2] = 1.0
 
     def following(self, ticks: int) -> tuple[Tensor, ...]:
-        """Return the states after each of the first T = `ticks` ticks, whose values `estimate` needs.
+        """Return the states after each of the first T = `ticks` ticks; `estimate` needs their values.
 
         The result is a tuple: the next observations `[P, T · E, O]`, the recurrent states `[P, T · E, M]`, and for a
         team each agent's status `next_alive` `[P, T · E]`.

@@ -102,7 +102,8 @@ def ddpg_job(
     """Return the C struct that describes updates of critics and deterministic actors; None if the kernels cannot do
     them.
 
-    Transitions of weight 0 at the end of a minibatch are skipped, and their errors are 0.
+    Transitions of weight 0 at the end of a minibatch are skipped, and their errors are 0. `noise_clip`, `temperature`,
+    `penalty` and `alpha` are floats, or tensors `[P]`.
 
     Args:
         of: the networks and optimisers.
@@ -152,7 +153,7 @@ def sac_job(
         batch: a minibatch, from which the width of an observation is read.
         discrete: whether actions are discrete.
         learns_alpha: whether the temperature is learned.
-        target_entropy: the policy entropy towards which the temperature is adjusted.
+        target_entropy: a float or a tensor `[P]`, the policy entropy towards which the temperature is adjusted.
         by_legal: whether `target_entropy` is a fraction of the logarithm of the number of legal actions.
     """
     held = log_alpha, log_alpha_adam = state.log_alpha, state.log_alpha_adam

@@ -40,7 +40,7 @@ class Played(NamedTuple):
         pool: the C struct of all environments, see `native.environment.States.packed`.
         seeds: `[n]` int64, the seed of each episode.
         cap: the most steps of an episode; None for no limit.
-        sound: whether all observations and rewards are certain to be finite.
+        sound: whether all observations and rewards are certain to be finite, so that the kernels need not check it.
         playing: `[P, W]` int64, the number of the episode that each environment plays; n or more if it plays none.
         waiting: `[P]` int64, the number of the next episode that each member is to begin.
         total: `[P, W]` float64, the returns of the running episodes.

@@ -35,7 +35,7 @@ class Ticks(NamedTuple):
         after: `[P, many, E, O + 4]`, the results of the steps.
         memory: `[P, many + 1, E, M]`, the recurrent states before each step.
         remembered: `[P, E, M]`, the recurrent state before the first tick, and afterwards that after the last.
-        returns: four tensors: the returns of running episodes `[R]`; then, for each slot, the sum of the returns of
+        returns: four tensors: the returns of running episodes `[R]`; then, `[slots]` each, the sum of the returns of
             ended episodes, the number of ended episodes, and the number of broken steps (with a number that is not
             finite). None if they are not needed.
         broken: `[P]` int64, each member's count of broken steps; None if no step can be broken.

@@ -194,8 +194,8 @@ class ManyTicks:
 
     The object is called with (tick, here, epsilon, beta). `tick` and `here` are the number of the first tick, counted
     in the run and in the generation. `epsilon` and `beta` hold, for each tick, the probability of a random action and
-    the exponent of importance sampling. The call returns the number of ticks taken, which ends at the first tick with a
-    broken transition (a number that is not finite), and the number of transitions broken in the last one.
+    the exponent of importance sampling. The call stops after the first tick with a broken transition (one with a number
+    that is not finite). It returns the number of ticks taken, and the number of transitions broken in the last one.
 
     Args:
         choosers, lessons: the chooser and the updater of each cohort (members that train together), made for these
@@ -205,9 +205,9 @@ class ManyTicks:
         rows: `[n]` int64, the indices of the environments that step; None for all.
         episodes: three tensors `[R]` int64, for every environment of the pool: the random key of its member, its number
             among the member's environments, and the number of episodes begun in it, which is changed in place.
-        returns: four tensors that are changed in place: the returns of running episodes `[R]`; then, for each slot, the
-            sum of the returns of ended episodes, the number of ended episodes, and the number of broken steps. None if
-            they are not needed.
+        returns: four tensors that are changed in place: the returns of running episodes `[R]`; then, `[slots]` each,
+            the sum of the returns of ended episodes, the number of ended episodes, and the number of broken steps. None
+            if they are not needed.
         memory: the object that appends the transitions to the replay buffers.
         obs: `[n, O]`, the present observations, which the caller writes before a call.
         legal: `[n, A]` bool, the legal actions.
