@@ -87,10 +87,11 @@ def import_name(written: str, key: str) -> Any:
 
 
 def import_network(module: str | None, algo: str) -> None:
-    """Import the module of a user's own network, so that policies with that network can be loaded; None does nothing.
+    """Import the module of a user's own network, so that policies with that network can be loaded; do nothing if
+    `module` is None.
 
-    `module` is the value of `algos.ALGO.network.module`, written as `module:name`. The errors are those of
-    `import_name`.
+    `module` is the value of the parameter `algos.ALGO.network.module`, written as `module:name`, and `algo` is ALGO.
+    The errors are those of `import_name`.
     """
     if module is not None:
         import_name(module, f"algos.{algo}.network.module")

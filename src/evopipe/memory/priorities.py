@@ -26,7 +26,8 @@ MOST = 1e30  # largest priority: a million of them still have a finite sum
 class Priorities:
     """Sum trees for prioritized replay: one tree for each of `P` members, over the rows of a buffer.
 
-    A row's priority is its error to the power α; α = 0 gives uniform sampling (Schaul et al., ICLR 2016).
+    A row's priority is the size of its error (such as the TD error) to the power α; α = 0 gives uniform sampling
+    (Schaul et al., ICLR 2016).
 
     Args:
         members: `P`.
@@ -58,7 +59,7 @@ class Priorities:
         return [*self.levels, self.largest]
 
     def admit(self, slots: Tensor, index: Tensor) -> None:
-        """Give new rows the largest priority so far of their member, and update the sums.
+        """Give each new row the largest priority so far of its member, and update the sums in the trees.
 
         Row `index[i]` belongs to member `slots[i]`; both are `[n]` int64, and the pairs are all different.
         """
@@ -98,12 +99,13 @@ class Priorities:
         return index, chosen.view(u.shape) / total.float()
 
     def update(self, slots: Tensor, index: Tensor, errors: Tensor) -> None:
-        """Set the priorities of rows from their errors, and update the sums.
+        """Set the priorities of rows from their errors, and update the sums in the trees.
 
         Args:
             slots: `[P]` int64, the members.
-            index: `[P, B]` int64, B rows of each member. If a row occurs several times, its largest error counts.
-            errors: `[P, B]`, the errors of these rows. A NaN leaves the row's priority as it was.
+            index: `[P, B]` int64, B rows of each member. If a row occurs several times, the largest size of its errors
+                counts.
+            errors: `[P, B]`, the rows' errors, of either sign. A NaN leaves the row's priority as it was.
         """
         if build.serve(self.largest):
             native.update(self.levels, slots, index, errors, self.alpha, LEAST, MOST, self.largest)
@@ -126,7 +128,10 @@ class Priorities:
             tensor.index_copy_(0, slots, tensor.index_select(0, parents))
 
     def forget(self, slots: Tensor) -> None:
-        """Reset the priority of every filled row to 1, its initial value, for the members `slots` `[n]`."""
+        """Reset the priority of every filled row to 1, its initial value, for the members `slots` `[n]`.
+
+        This is for new members that cannot `inherit`, because their parent sampled another buffer or they have none.
+        """
         self.levels[0].index_copy_(0, slots, self.levels[0].index_select(0, slots).sign())
         self.largest.index_fill_(0, slots, 1.0)
         self._add_up_all()
@@ -155,8 +160,10 @@ class Priorities:
             above.copy_(below.view(-1, FAN_OUT).sum(dim=1).view(above.shape))
 
     def state(self, filled: int) -> dict[str, Tensor]:
-        """Return a copy on the CPU of the first `filled` rows' priorities, and of each member's largest priority, by
-        name."""
+        """Return copies on the CPU of the priorities of the first `filled` rows, and of each member's largest priority.
+
+        The result is a dict with the keys `priorities` and `largest`.
+        """
         return {
             "priorities": self.levels[0][:, :filled].to("cpu", copy=True),
             "largest": self.largest.to("cpu", copy=True),

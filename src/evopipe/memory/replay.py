@@ -227,7 +227,7 @@ class Incoming:
 
     Args:
         replay: the replay buffer.
-        rows: the number of environments.
+        rows: the number of all environments, whether they step or not.
         at: `[n]`, the indices of the environments that step; None if all do.
     """
 
@@ -279,8 +279,8 @@ class Incoming:
 class Replay:
     """Replay buffers of a population: ring buffers of packed transitions, with priorities if sampling uses them.
 
-    All members share one buffer, each member has its own, or neighbouring members share one. Priorities are always kept
-    separately for every member.
+    All members share one buffer, each member has its own, or `each` neighbouring members share one. Every member has
+    its own priorities, even if it shares a buffer.
 
     Args:
         layout: the layout of a transition.
@@ -288,10 +288,11 @@ class Replay:
         capacity: the number of rows of each buffer.
         device: the device of the rows.
         priorities: the priorities; None for uniform sampling.
-        images: columns of an observation that hold byte images. They are stored as bytes in `frames`.
+        images: columns of an observation that hold byte images.
         each: the number of neighbouring members that share a buffer.
 
     Attributes:
+        frames: the storage of the images' columns, as bytes; None without images.
         rows: `[M, capacity, size]`, the transitions without the columns that `frames` stores.
         position: `[M]` int64 on the host, the index at which the next row of each buffer is written.
         size: `[M]` int64 on the host, the number of rows in each buffer.
@@ -332,8 +333,8 @@ class Replay:
         Args:
             rows: n packed transitions for each buffer.
             keep: `[M, n]` bool. Transitions where it is False are left out, and so are transitions that are not finite.
-            each: the number of adjacent columns of `rows` that come from one environment, in order of time; by default
-                `layout.steps`, which is what `NStep.add` returns. Only buffers with images use it.
+            each: the number of neighbouring transitions, along the axis n, that come from one environment, in order of
+                time. The default is `layout.steps`, as in the result of `NStep.add`. Only buffers with images use it.
         """
         if build.serve(self.rows) and self.frames is None:
             self._admit(native.store(self.rows, rows, keep, self.position, self.size))
@@ -388,7 +389,7 @@ class Replay:
         buffer on the CPU.
 
         Args:
-            rows: the number of environments.
+            rows: the number of all environments, whether they step or not.
             at: `[n]`, the indices of the environments that step; None if all do.
         """
         served = build.serve(self.rows) and self.frames is None
@@ -426,7 +427,7 @@ class Replay:
 
         Args:
             slots: `[P]` int64 on the device, the members.
-            first: `[P]`, where each member's buffer begins, as the method `first` returns it.
+            first: `[P]`, the index of the first row of each member's buffer, as the method `first` returns it.
             size: `[P]`, the number of rows in each member's buffer (N).
             u: `[P, B]` float64 on the device, uniform numbers in [0, 1).
             weight: `[P, B]`, the weight of each place of the minibatch, 0 beyond the member's own batch size.
@@ -434,7 +435,8 @@ class Replay:
 
         Returns:
             The transitions `[P, B, size]`, their row indices `[P, B]`, and `weight` times the importance weights (N ·
-            p)^−β, which are divided by the member's largest.
+            p)^−β, `[P, B]`. Here p is the probability with which a row was drawn. Importance weights are divided by the
+            member's largest.
         """
         index, weight = self._by_priority(slots, size, u, weight, beta)
         return self._rows(index, first), index, weight
@@ -515,16 +517,15 @@ class Replay:
         return filled
 
     def first(self, slots: Sequence[int]) -> Tensor:
-        """Return where the buffer of each of the members `slots` begins in the rows of all buffers, `[P]` int64 on the
-        device."""
+        """Return the index of the first row of each member's buffer, counted over the rows of all buffers.
+
+        `slots` are the members; the result is `[P]` int64 on the device.
+        """
         return upload(torch.from_numpy(self.memory_of(slots) * self.capacity), self.device)
 
     def places(self, slots: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """Return two cached tensors `[P]` int64 on the device: the members' slots, and where each member's buffer
-        begins.
-
-        The beginnings are what the method `first` returns.
-        """
+        """Return two tensors `[P]` int64 on the device, which are cached: the members' slots, and what `first` returns
+        for them."""
         found = self._placed.get(slots)
         if found is None:
             if len(self._placed) >= _COHORTS:
@@ -542,7 +543,8 @@ class Replay:
         Unlike `sample`, the method can be captured in a CUDA graph, because it reads nothing on the host.
 
         Args:
-            first: `[P]` on the device, where each member's buffer begins, as the method `first` returns it.
+            first: `[P]` on the device, the index of the first row of each member's buffer, as the method `first`
+                returns it.
             size: `[P]` on the device, the number of rows in each member's buffer, as the method `filled` returns it.
             u: `[P, n]` float64, uniform numbers in [0, 1).
         """

@@ -124,10 +124,10 @@ class Rollout:
             reward, terminated, truncated: `[P, E]`.
             broken: `[P, E]`, unusable steps, such as those with a number that is not finite; for a team also those of
                 absent agents. Such a step is stored as the last of its episode with the predicted value as its reward,
-                so that its advantage is 0. Its next observation is stored as zeros.
+                so that its advantage is 0. Without `next_alive`, its next observation is stored as zeros.
             next_alive: for a team, `[P, E]`, each agent's status after the step: `GONE` (takes no part in the next
-                step), `ACTS` (acts next) or `CUT` (was truncated). The next observation is then stored as zeros exactly
-                where the status is `GONE`.
+                step), `ACTS` (acts next) or `CUT` (was truncated). With `next_alive`, next observations are stored as
+                zeros where the status is `GONE`, and only there.
         """
         expected, after = self.rows[:, tick, :, self.layout.log_prob + 1], self.after[:, tick]
         ends = (terminated, truncated, broken)
@@ -152,7 +152,7 @@ class Rollout:
         self.after[members, tick, envs, self.layout.spaces.observations + 2] = 1.0
 
     def following(self, ticks: int) -> tuple[Tensor, ...]:
-        """Return the states after each of the first T = `ticks` ticks, whose values `estimate` needs.
+        """Return the states after each of the first T = `ticks` ticks; `estimate` needs their values.
 
         The result is a tuple: the next observations `[P, T · E, O]`, the recurrent states `[P, T · E, M]`, and for a
         team each agent's status `next_alive` `[P, T · E]`.
@@ -167,7 +167,7 @@ class Rollout:
             ticks: the number of ticks.
             next_value: `[P, T · E]`, the values of the states that `following` returns.
             gamma: `[P]`, the discounts γ.
-            lam: `[P]`, λ.
+            lam: `[P]`, λ of GAE.
         """
         at, o = self.layout.log_prob, self.layout.spaces.observations
         if rollouts.estimate(self.rows[:, :ticks], self.after[:, :ticks], at, o, next_value, gamma, lam):

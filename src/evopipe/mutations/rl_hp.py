@@ -38,11 +38,11 @@ def mutate(cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.G
 
 
 def scaled(old: float, evolve: Evolve, up: bool, whole: bool) -> float:
-    """Return the value `old` multiplied by `evolve.grow` (if `up`) or `evolve.shrink`, and clipped to the range of
-    `evolve`.
+    """Return the value `old` multiplied by `evolve.grow` (if `up`) or `evolve.shrink`, and clipped to the range from
+    `evolve.min` to `evolve.max`.
 
-    If `whole`, the value is a whole number and moves by at least 1. A value outside its range never moves against the
-    direction of `up`; it is then returned unchanged.
+    If `whole`, the value is a whole number and moves by at least 1. If `old` is outside the range and clipping would
+    move it in the opposite direction (down although `up`, or up otherwise), it is returned unchanged.
     """
     new, low, high = old * (evolve.grow if up else evolve.shrink), evolve.min, evolve.max
     if whole:

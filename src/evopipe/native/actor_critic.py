@@ -84,10 +84,10 @@ def ddpg_update(
         batch: a minibatch of B transitions.
         healthy: `[P]` bool, the members that learn.
         actor_learns: whether the actors are updated too.
-        noise: `[P, K · B · A]`, random numbers for the next actions of K agents: A numbers for each of B transitions.
-            Continuous next actions get this noise added, clipped to `noise_clip`. Discrete next actions are drawn by
-            it; it is then Gumbel noise.
-        own_noise: Gumbel noise of the same shape, which draws the actor's own discrete actions.
+        noise: `[P, K · B · A]`, random numbers for next actions: A numbers for each of K agents in each of B
+            transitions. They are added to continuous actions, clipped to `noise_clip`. For discrete actions they are
+            Gumbel noise, by which the actions are drawn.
+        own_noise: Gumbel noise of the same shape, by which the actor's own discrete actions are drawn.
         more: `discrete`, `noise_clip`, `temperature`, `penalty` and `alpha`, the settings of the update that `ddpg_job`
             explains.
     """
@@ -102,7 +102,8 @@ def ddpg_job(
     """Return the C struct that describes updates of critics and deterministic actors; None if the kernels cannot do
     them.
 
-    Transitions of weight 0 at the end of a minibatch are skipped, and their errors are 0.
+    Transitions of weight 0 at the end of a minibatch are skipped, and their errors are 0. `noise_clip`, `temperature`,
+    `penalty` and `alpha` are floats, or tensors `[P]`.
 
     Args:
         of: the networks and optimisers.
@@ -152,7 +153,7 @@ def sac_job(
         batch: a minibatch, from which the width of an observation is read.
         discrete: whether actions are discrete.
         learns_alpha: whether the temperature is learned.
-        target_entropy: the policy entropy towards which the temperature is adjusted.
+        target_entropy: a float or a tensor `[P]`, the policy entropy towards which the temperature is adjusted.
         by_legal: whether `target_entropy` is a fraction of the logarithm of the number of legal actions.
     """
     held = log_alpha, log_alpha_adam = state.log_alpha, state.log_alpha_adam

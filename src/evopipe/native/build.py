@@ -53,7 +53,8 @@ def chosen() -> Any:
 
 
 def kernels() -> Any:
-    """Return the library of C kernels that `use` selected. It is an error to call this while torch computes."""
+    """Return the library of C kernels that `use` selected. If none is selected, an assertion fails; `chosen` returns
+    None instead."""
     assert _chosen is not None
     return _chosen
 
@@ -106,8 +107,10 @@ def by_torch() -> Iterator[None]:
 
 
 def done(starved: int) -> None:
-    """Raise MemoryError if `starved`, a C kernel's return value, is not 0, which says that memory could not be
-    allocated."""
+    """Raise MemoryError if a C kernel could not allocate memory.
+
+    `starved` is the kernel's return value: 0 if it had enough memory.
+    """
     if starved:
         raise MemoryError("the kernels need more for an update than there is")
 

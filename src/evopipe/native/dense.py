@@ -30,12 +30,13 @@ class LayerPlan:
     """The layout of the dense layers of several members' networks, in the form that the C kernels read.
 
     Attributes:
-        fields: `[P, layers, 10]` int32, for each member and layer its widths, the places of its parameters in the flat
-            row, and its activation.
+        fields: `[P, layers, 10]` int32, for each member and layer: its widths, the places of its parameters in the
+            member's flat row of parameters, and its activation.
         members: P, the number of members.
         layers: the number of layers.
-        start: the index in a flat row at which the first layer's weights begin.
-        room: the most float32 numbers that are kept for the backward pass, for one row of a batch.
+        start: the index in a flat row of parameters at which the first layer's weights begin.
+        room: the number of float32 numbers that the largest network keeps for the backward pass, for each input of a
+            batch.
         widest: the largest width of any layer or input.
         out: the width of the output.
     """

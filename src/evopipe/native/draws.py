@@ -11,10 +11,9 @@ from evopipe.types import Tensor
 def kernel(kernels: Any) -> Any:
     """Return the function that draws random numbers by the C kernels, for `rng.use`.
 
-    The returned function takes (name, keys, salt, steps, found). It fills the tensor `found` `[P, U, n]` with n numbers
-    for each of the members' random keys `[P]` and each of the counters `steps` `[U]`. `name` is the C function, which
-    says what distribution the numbers have; `salt` separates draws for different purposes. The function returns
-    nothing.
+    The returned function takes (name, keys, salt, steps, found) and returns nothing. It fills `found` `[P, U, n]` with
+    n numbers for each of the random keys `keys` `[P]` and each of the counters `steps` `[U]`. `name` is the C function,
+    which says what distribution the numbers have. `salt` is a number that separates draws for different purposes.
     """
     call = header.of("draw_call")
 

@@ -38,8 +38,8 @@ class Compiled:
         threshold: the return at which the environment counts as solved; None for none.
         settings: the default values of the settings that `env.kwargs` may change, by name.
         step_draws: the number of random numbers that one step draws.
-        place: the C function that sets a state from the numbers that Gymnasium keeps; None if the environment does not
-            define it.
+        place: the C function that sets a state to that of a Gymnasium environment (its attribute `state` or `s`), for
+            `evopipe env check`; None if the environment does not define it.
         held: an object that keeps the library loaded.
     """
 
@@ -159,8 +159,8 @@ class States:
 
     Attributes:
         memory: `[R, S]` uint8, the states of S bytes, zeros before the first reset; the memory address does not change.
-        length, seeds: `[R]` int64, the steps of the running episodes, and their seeds; the memory address does not
-            change.
+        length, seeds: `[R]` int64, the number of steps so far and the seed of each row's episode; the memory address
+            does not change.
     """
 
     def __init__(self, kind: Compiled, settings: list[float], rows: int, max_steps: int | None) -> None:
@@ -188,11 +188,11 @@ class States:
         self._kernels.env_reset(self._call(*self._fixed, len(rows), at(rows), at(seeds), *[0] * 7))
 
     def place(self, numbers: Any) -> bool:
-        """Set the state of row 0 from the numbers that a Gymnasium environment keeps as its state; return whether that
-        was possible.
+        """Set the state of row 0 to that of a Gymnasium environment; return whether that was possible.
 
-        The C function `place` of the environment does it. The state cannot be set if the environment does not define
-        this function, or if `numbers` do not convert to float64.
+        `numbers` is the environment's attribute `state` or `s`. The C function `place` of the environment sets the
+        state. The result is False if the environment does not define this function, or if `numbers` do not convert to
+        float64.
         """
         try:
             given = torch.tensor(numbers, dtype=torch.float64).reshape(-1)

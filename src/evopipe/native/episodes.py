@@ -40,12 +40,12 @@ class Played(NamedTuple):
         pool: the C struct of all environments, see `native.environment.States.packed`.
         seeds: `[n]` int64, the seed of each episode.
         cap: the most steps of an episode; None for no limit.
-        sound: whether all observations and rewards are certain to be finite.
+        sound: whether all observations and rewards are certain to be finite, so that the kernels need not check it.
         playing: `[P, W]` int64, the number of the episode that each environment plays; n or more if it plays none.
-        waiting: `[P]` int64, the number of the episode that each member begins next.
+        waiting: `[P]` int64, the number of the next episode that each member is to begin.
         total: `[P, W]` float64, the returns of the running episodes.
-        returns, lengths: `[P, n + 1]` float64 and int64, the returns and lengths of the ended episodes; the last column
-            is not written.
+        returns, lengths: `[P, n + 1]` float64 and int64, the returns and lengths of the ended episodes. The last column
+            belongs to no episode and is not written.
         steps: `[P]` int64, the number of environment steps so far.
     """
 
@@ -67,8 +67,8 @@ def by_policy(
     """Return a function that plays evaluation episodes greedily by the C kernels; None if the kernels cannot.
 
     The returned function takes one integer, the most steps that each environment takes before the function returns. It
-    returns nothing, and updates the tensors in `of` and `memory` in place. It must be called until no episode is left.
-    `by_policy` serves on-policy algorithms, whose policy may be recurrent.
+    returns nothing, and updates the tensors in `of` and `memory` in place. It must be called until no environment plays
+    an episode any more, see `Played.playing`. `by_policy` serves on-policy algorithms, whose policy may be recurrent.
 
     Args:
         cfg: the algorithm's configuration.
@@ -90,8 +90,8 @@ def by_choice(
     """Return a function that plays evaluation episodes greedily by the C kernels; None if the kernels cannot.
 
     The returned function takes one integer, the most steps that each environment takes before the function returns. It
-    returns nothing, and updates the tensors in `of` in place. It must be called until no episode is left. `by_choice`
-    serves off-policy algorithms, whose networks are not recurrent.
+    returns nothing, and updates the tensors in `of` in place. It must be called until no environment plays an episode
+    any more, see `Played.playing`. `by_choice` serves off-policy algorithms, whose networks are not recurrent.
 
     Args:
         choice: the way in which members choose actions.

@@ -29,12 +29,12 @@ def serve(net: Net, *tensors: Tensor) -> bool:
 
 
 def owned(structure: Any) -> Tensor:
-    """Return where the parameters of each of a structure's R rows are, without padding, as a flat tensor `[n]` int32
-    for the C kernels.
+    """Return, for the C kernels, which parts of a structure's R rows hold parameters and not padding: a flat tensor
+    `[n]` int32.
 
-    A row's parameters are a list of spans, in whole cache lines. Entry r of the tensor is the index in the tensor at
-    which the spans of row r begin; entry R is the index at which the last row's spans end. Then come the spans, each as
-    its first and its end index within the row. Two rows with one span each give [3, 5, 7, first₀, end₀, first₁, end₁].
+    The tensor lists the spans of every row, one row after the other, behind R + 1 entries. A span is a pair (first,
+    end) of indices within the row, in whole cache lines. Entry r says at which entry of the tensor the spans of row r
+    begin; entry R is n. Two rows with one span each give [3, 5, 7, first₀, end₀, first₁, end₁].
     """
     inner: Any = getattr(structure, "inner", structure)
     copies = structure.copies

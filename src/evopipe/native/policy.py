@@ -36,8 +36,8 @@ class Lessons(NamedTuple):
     Attributes:
         rows: `[P, T, E, …]`, the steps, see `memory.rollout`.
         memory: `[P, T + 1, E, M]`, the recurrent states before each step.
-        order: a function without arguments that returns the shuffled order of each epoch, `[P, epochs, stretches · E]`
-            int64, as indices of (stretch, environment).
+        order: a function without arguments that returns the shuffled order of the stretches in each epoch, `[P, epochs,
+            stretches · E]` int64. The number s · E + e means stretch s of environment e.
         ticks: `[stretches, L]` int64, the ticks of each stretch.
         within: `[stretches, L]` bool, False on padding.
         batches: each member's number of minibatches in an epoch.
@@ -240,8 +240,8 @@ def value(
         obs: `[P, B, O]`, B observations of P members.
         memory: `[P, B, M]`, the recurrent state before each observation.
         team: the agents of a team; None for a single agent.
-        next_alive: `[P, B]`, the status of each agent after the step, see `evopipe.types`, which the value targets of a
-            team need; else None.
+        next_alive: `[P, B]`, for the value targets of a team: each agent's status after the step, see `evopipe.types`.
+            None otherwise.
     """
     policy = described(cfg, state, team)
     if policy is None or not readable(policy, obs, memory):

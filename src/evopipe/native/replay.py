@@ -135,11 +135,11 @@ class Priority(NamedTuple):
     def of(
         self, slots: Tensor | None = None, index: Tensor | None = None, errors: Tensor | None = None
     ) -> tuple[Any, tuple[Any, ...]]:
-        """Return a pointer to the C struct that sets priorities, and a tuple of the objects that must be kept alive
-        with it.
+        """Return a pointer to the C struct by which kernels set priorities, and a tuple of the objects that must be
+        kept alive with it.
 
-        The struct sets the priorities of the rows `index` `[P, B]` for the members in the slots `slots` `[P]` from the
-        rows' `errors` `[P, B]`. Without these arguments the struct only describes the trees.
+        With the arguments, the kernels set the priorities of the rows `index` `[P, B]` of the members in the slots
+        `slots` `[P]`, from the rows' `errors` `[P, B]`. Without them, the struct only describes the trees.
         """
         tree, kind, (members, n) = _Tree(self.levels), header.of("tree_call"), (0, 0) if index is None else index.shape
         fresh = torch.empty(n + 16)

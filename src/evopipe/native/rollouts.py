@@ -17,26 +17,27 @@ from evopipe.types import Tensor
 
 
 class Ticks(NamedTuple):
-    """The arguments of `play`: some ticks (environment steps) of `P` members, each in `E` rows of a pool of `R`
-    environments.
+    """The arguments of `play`, by which `P` members take some ticks (environment steps). Each member acts in `E` of the
+    `R` environments of a pool.
 
     The kernels change the tensors in place, except `slots` and `keys`.
 
     Attributes:
         pool: the C struct of all environments, see `native.environment.States.packed`.
-        slots: `[P]` int64, each member's place in the population, which says where its rows are.
+        slots: `[P]` int64, each member's place in the population, which says which environments of the pool are its
+            own.
         keys: `[P]` int64, the members' random keys.
         first: the number of the first tick, the counter of random draws.
         many: the number of ticks.
-        episodes: three tensors `[R]` int64: the random key, the environment's number and the number of begun episodes
-            of every row.
+        episodes: three tensors `[R]` int64, for every environment of the pool: the random key of its member, its number
+            among the member's environments, and the number of episodes begun in it.
         rows: `[P, many, E, …]`, the steps of a rollout, see `memory.rollout`.
         after: `[P, many, E, O + 4]`, the results of the steps.
         memory: `[P, many + 1, E, M]`, the recurrent states before each step.
         remembered: `[P, E, M]`, the recurrent state before the first tick, and afterwards that after the last.
-        returns: four tensors: the returns of running episodes `[R]`, then the sums and counts of ended episodes'
-            returns and the counts of broken steps (with a number that is not finite), `[slots]` each; None if they are
-            not needed.
+        returns: four tensors: the returns of running episodes `[R]`; then, `[slots]` each, the sum of the returns of
+            ended episodes, the number of ended episodes, and the number of broken steps (with a number that is not
+            finite). None if they are not needed.
         broken: `[P]` int64, each member's count of broken steps; None if no step can be broken.
         normalise: the normalisation of observations and rewards; None for none.
     """

@@ -33,13 +33,14 @@ class Normalising(NamedTuple):
 
     Attributes:
         seen: the statistics of observations; None if observations are not normalised.
-        paid: the statistics of discounted returns, one column; None if rewards are not normalised.
+        paid: the statistics of discounted returns, one column, by which rewards are scaled; None if rewards are not
+            normalised.
         columns: `[N]` int64, the indices of the normalised columns of an observation; None if observations are not
             normalised.
         limit: `[P]` float32, the largest size to which a normalised number is clipped.
         healthy: `[P]` bool, the members whose statistics change.
-        returns: `[slots, E]` float64, the discounted returns of the running episodes of all slots in E environments
-            each.
+        returns: `[slots, E]` float64, the discounted return of the running episode in each of the E environments of
+            every slot.
         gamma: `[P]` float32, the discounts.
     """
 

@@ -42,9 +42,9 @@ class Choice(NamedTuple):
 class Chooser:
     """Callable that chooses the exploratory actions of P members by one call of the C kernels per step.
 
-    The object is called with (obs, legal, actions, tick, epsilon) and returns nothing: the memory addresses of the
-    observations, of the legal actions and of the actions to write, the number of the tick (step), and the probability
-    of a random action.
+    The object is called with (obs, legal, actions, tick, epsilon) and returns nothing. The first three are memory
+    addresses: of the observations, of the legal actions, and of the actions, which the call writes. `tick` is the
+    number of the environment step, and `epsilon` the probability of a random action.
 
     Args:
         choice: the way to choose.
@@ -53,8 +53,8 @@ class Chooser:
         envs: the number of environments of each member.
         keys: `[P]`, the members' random keys.
         healthy: `[P]` bool, False for members that have diverged.
-        rows: `[P]` int64, the index of each member's first environment among the rows of observations.
-        places: `[P]` int64, the index of each member's first environment among the rows of actions.
+        rows: `[P]` int64, the row of each member's first environment in the array of observations.
+        places: `[P]` int64, the row of each member's first environment in the array of actions.
     """
 
     def __init__(
@@ -94,14 +94,15 @@ class Chooser:
 class Updates:
     """Callable that makes all due updates of P members from a replay buffer by one call of the C kernels.
 
-    The object is called with (step, turn, updates, beta, filled) and returns nothing: the counter of the first random
-    draw, the position of the first update in the period, the number of updates, the exponent of importance sampling,
-    and the memory address of the numbers of rows in all buffers.
+    The object is called with (step, turn, updates, beta, filled) and returns nothing. `step` is the counter of the
+    first random draw, `turn` the number of the first update within the period, and `updates` the number of updates.
+    `beta` is the exponent of importance sampling, and `filled` the memory address of the array of the numbers of rows
+    in all buffers.
 
     Args:
         how: the recipe of one update.
         batches: the sampler of minibatches.
-        period: the number of updates after which the pattern of actor updates repeats.
+        period: the number of updates in a period; the actor learns in one of them, `how.turn`.
         keys: `[P]`, the members' random keys.
         healthy: `[P]` bool, False for members that have diverged; changed in place.
         losses: `[P]`, the members' last losses; changed in place.
@@ -191,31 +192,32 @@ class ManyTicks:
     A tick is one step in every environment: members choose actions, step, store the transitions and make the updates
     that are due.
 
-    The object is called with (tick, here, epsilon, beta): the number of the first tick in the run and in the
-    generation, then for each tick the probability of a random action and the exponent of importance sampling. The call
-    returns how many ticks were taken, and how many transitions were broken in the last one.
+    The object is called with (tick, here, epsilon, beta). `tick` and `here` are the number of the first tick, counted
+    in the run and in the generation. `epsilon` and `beta` hold, for each tick, the probability of a random action and
+    the exponent of importance sampling. The call stops after the first tick with a broken transition (one with a number
+    that is not finite). It returns the number of ticks taken, and the number of transitions broken in the last one.
 
     Args:
-        choosers, lessons: the chooser and the updater of each cohort (members that train together), made for the same
-            rows and the same replay buffers.
+        choosers, lessons: the chooser and the updater of each cohort (members that train together), made for these
+            environments and replay buffers.
         every: for each cohort, the number of a member's steps from one update to the next.
-        pool: the C struct of the R environments, one per row, see `native.environment.States.packed`.
-        rows: `[n]` int64, the rows that step; None for all.
-        episodes: three tensors `[R]` int64: the random key, the environment's number and the number of begun episodes
-            of every row. The last tensor is changed in place.
-        returns: four tensors that are changed in place: the returns of running episodes `[R]`, then the sums and counts
-            of ended episodes' returns and the counts of broken steps (with a number that is not finite), `[slots]`
-            each; None if they are not needed.
-        memory: the appender of transitions.
+        pool: the C struct of a pool of R environments, see `native.environment.States.packed`.
+        rows: `[n]` int64, the indices of the environments that step; None for all.
+        episodes: three tensors `[R]` int64, for every environment of the pool: the random key of its member, its number
+            among the member's environments, and the number of episodes begun in it, which is changed in place.
+        returns: four tensors that are changed in place: the returns of running episodes `[R]`; then, `[slots]` each,
+            the sum of the returns of ended episodes, the number of ended episodes, and the number of broken steps. None
+            if they are not needed.
+        memory: the object that appends the transitions to the replay buffers.
         obs: `[n, O]`, the present observations, which the caller writes before a call.
         legal: `[n, A]` bool, the legal actions.
         actions: a buffer for the actions of a tick, `[n]` int64 or `[n, A]` float32.
         envs: the number of environments of each member.
         delay: the number of a member's steps before it may learn.
         at_once: the number of updates that a member makes each time that updates are due.
-        apart: the distance between the random counters of consecutive ticks.
-        alone: whether each member has a replay buffer of its own and no step can be broken. Then a member takes all
-            ticks before another does, or several members at the same time on threads.
+        apart: the number of random counters that are reserved for each tick.
+        alone: whether each member has a replay buffer of its own and no step can be broken. Then each member takes all
+            its ticks at once, one member after the other or several in parallel threads.
     """
 
     def __init__(

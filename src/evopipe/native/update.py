@@ -20,8 +20,8 @@ Row: TypeAlias = "float | Tensor"
 
 
 class Learners(NamedTuple):
-    """The networks and optimisers of an algorithm's state, which updates change in place. A field is None if there is
-    none.
+    """The networks and optimisers of an algorithm's state, which updates change in place. A field is None if the
+    algorithm has no such network.
 
     Attributes:
         critic, critic_target, critic_adam: the critics, their target networks and their optimiser; for a value-based
@@ -80,7 +80,8 @@ class Recipe(NamedTuple):
         noise: the number of normal random numbers that each transition of a minibatch needs to draw the next action.
         scale: `[P]`, each member's standard deviation of the random numbers for next actions; None for 1.
         own_noise: whether the actor's own actions need as many further random numbers.
-        turn: the position of the update in which the actor learns, in the algorithm's period of unlike updates, from 0.
+        turn: the number, from 0, of the update in which the actor learns. Updates are counted in periods of
+            `policy_delay` updates (1 for algorithms without this setting).
     """
 
     name: str
@@ -167,7 +168,7 @@ def make(
         given: the arguments by which `known` finds the job again.
         members: P, the number of members.
         inputs: the width of each network's input, by the network's name in `Learners`.
-        rates: numbers `[P]` by name, each a field of the C struct `learners` or of the job's struct.
+        rates: floats or tensors `[P]` by name, each a field of the C struct `learners` or of the job's struct.
         held: tensors that must be kept alive with the job.
         more: other fields of the struct.
     """
@@ -245,8 +246,8 @@ def take(how: Recipe | None, batch: Batch, healthy: Tensor, draw: Stream, turn: 
         batch: the minibatch.
         healthy: `[P]` bool, the members that learn.
         draw: the stream of random numbers.
-        turn: the position of this update in the algorithm's period of unlike updates, from 0. The actor learns if it
-            equals `how.turn`.
+        turn: the number of this update within its period, from 0, see `Recipe`. The actor learns if it equals
+            `how.turn`.
     """
     if how is None:
         return None

@@ -21,19 +21,19 @@ def value_recipe(
 ) -> Recipe | None:  # fmt: skip
     """Return the `Recipe` by which the C kernels update one Q-network and its target network; None if they cannot.
 
-    The noise on a noisy network's weights is drawn from `part(1)` of the update's stream of random numbers, and that on
-    the target network's from `part(2)`.
+    The noise on a noisy network's weights is drawn from part 1 of the update's stream of random numbers (see
+    `Stream.part`), and that on the target network's from part 2.
 
     Args:
         of: the learners (networks and optimisers).
-        rates: numbers by name, `[P]` for P members. `lr_critic` is the learning rate and `grad_clip` the limit of
-            gradient norms. With `tau`, the target network moves towards the online network by this weight at every
-            update; with `interval`, it is replaced by a copy every `interval` updates. `alpha` is the weight of the
-            conservative term.
+        rates: floats, or tensors `[P]` for P members, by name. `lr_critic` is the learning rate and `grad_clip` the
+            limit of gradient norms. With `tau`, the target network moves towards the online network by this weight at
+            every update; with `interval`, it is replaced by a copy every `interval` updates. `alpha` is the weight of
+            `ops.value.conservative_gap` in the loss.
         batch: a minibatch. Transitions of weight 0 at its end are skipped, and their errors are 0.
         double: whether the online network chooses the next action, as in double Q-learning.
         huber: whether the loss is the Huber loss instead of the squared error.
-        dueling: whether the network computes advantages around a value.
+        dueling: whether the network is dueling: its outputs are a state value and advantages.
         support: `[K]`, the returns of the K atoms of a categorical distribution; None if each action has one output.
     """
     if not build.serve_wholly(batch.obs) or batch.obs.dtype != torch.float32:

@@ -79,11 +79,12 @@ def without_spread(reward: Tensor, size: int) -> Tensor:
 
 
 def refill(empty: Tensor, full: Tensor) -> Tensor:
-    """Fill empty places with spare items, and return the number of the item in each of G places: int64 `[P, G]`.
+    """Choose for each of G places its own item or, if the place is empty, a spare item: int64 `[P, G]`.
 
-    Each of P members has G own items, one per place, and G spare items. The first empty place gets the first usable
-    spare item, the second the second, and so on. A place for which no usable spare item is left keeps its own item. In
-    the result, the number n < G means the own item n, and G + n means the spare item n.
+    Each of P members has G own items, one per place, and G spare items. In the result, n < G means the own item n, and
+    G + n the spare item n. The first empty place gets the first usable spare item, the second the second, and so on.
+    Once none is left, empty places keep their own items. Items are groups of completions; those with equal rewards are
+    replaced.
 
     Args:
         empty: `[P, G]` bool, the places to fill.
@@ -461,11 +462,11 @@ def desirability(
 
 
 def games(ids: Tensor, real: Tensor, acts: Tensor, reward: Tensor, done: Tensor) -> Games:
-    """Convert games, which are stored as sequences of L tokens, to the decisions of the player in them.
+    """Convert games, stored as sequences of L tokens, to the player's decisions and what each of them led to.
 
-    Every token but the first may be a decision. The result has an entry for each of these L − 1 tokens: the reward from
-    this token to the player's next decision, the column of that next decision's state, and whether the game is over by
-    then.
+    Entry j of L − 1 entries belongs to the state after token j, in which token j + 1 is the action. The entries say
+    whether the player wrote that action, the reward from this state until the player writes again, the column of the
+    state in which the player does so, and whether the game is over by then.
 
     Args:
         ids: `[…, L]` int64, the tokens.

@@ -22,7 +22,8 @@ class RunParams(Schema):
 
     Attributes:
         PROBLEM: the kind of members, which is also the name of a module in `problems`, such as `env`.
-        ELSEWHERE: the middle of the sentence that refuses an algorithm for the other kind of members.
+        ELSEWHERE: the middle of the sentence that refuses an algorithm for the other kind of members. The algorithm's
+            name comes before it, and the names of those that can be taken after it.
     """
 
     PROBLEM: ClassVar[str]  # one of `algos.PROBLEMS`
@@ -154,8 +155,8 @@ class RunParams(Schema):
         return [registry.plugin(own.train.algo), *kinds, searchers.plugin(own.search.strategy)]
 
     def outside(self) -> tuple[list[str], list[Path]]:
-        """Return the code in other packages on which results depend, as texts and source files for
-        `storage.keys.content_key`.
+        """Return the code in other packages on which results depend: a list of texts and a list of source files, both
+        for `storage.keys.content_key`.
 
         The texts are the entry points with their packages' versions, then the names of all source files. Trackers are
         left out, because they change no result.

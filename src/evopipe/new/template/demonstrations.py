@@ -1,4 +1,4 @@
-"""What the base of the agent imitates: chats of somebody who as often repeats a digit as he counts on."""
+"""Chats that the base of the agent imitates: the assistant repeats a digit as often as it answers with the next one."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class CountOn(MultiTurnEnvironment):
 def make(config: Any) -> evopipe.AgentTrainer:
     """Return the trainer of agents that play `CountOn`.
 
-    `config` has the overrides of the default configuration that the command line was given.
+    `config` has the settings given on the command line, which replace those of the default configuration.
     """
     tasks = [{"digits": f"{n:03d}"} for n in range(1000)]
     held = tasks[::20]
