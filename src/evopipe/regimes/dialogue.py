@@ -465,8 +465,10 @@ def _engine_of(spec: TextSpec, members: int) -> VLLMEngine | None:
 
 
 def sampling(cohort: Cohort, spec: TextSpec) -> Sampling:
-    """Return how the members of a cohort sample tokens in training: temperature, top-k and top-p of each member. A
-    value that is no hyper-parameter of the members is that of the configuration in `spec`."""
+    """Return how the members of a cohort sample tokens in training: temperature, top-k and top-p of each member.
+
+    A value that is not among the members' hyper-parameters is taken from the algorithm's configuration in `spec`.
+    """
     ones = torch.ones_like(cohort.losses)
 
     def each(name: str, default: float) -> Tensor:

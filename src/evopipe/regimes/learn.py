@@ -200,8 +200,8 @@ class ReplayLearning:
     def probe(self, probe: Probe) -> None:
         """Record training metrics after a tick, of those cohorts whose metrics are due (see `Probe.due`).
 
-        The age of the sampled transitions is recorded too, unless training is offline. The argument `probe` is the recorder of
-        metrics.
+        The age of the sampled transitions is recorded too, unless training is offline. The argument `probe` is the
+        recorder of metrics.
         """
         clock, replay, spec = self._clock, self.replay, self._spec
         for cohort in self._cohorts:

@@ -1,4 +1,4 @@
-"""What to change next: small rules that look at a run's signals, scores and steps, each for one illness.
+"""What to change in the next run: rules that look at a run's signals, scores and steps, each for one problem.
 
 A rule returns a sentence with the figures that it goes by, or nothing. Thresholds are far from what healthy runs show,
 so a rule that is silent says nothing. A run that reached its target needs no advice.
