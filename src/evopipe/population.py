@@ -160,10 +160,8 @@ class Population:
 
     @property
     def reason(self) -> str:
-        """The reason why training is over: `target` if the target was reached, `max_steps` if the
-        steps (or the search's budget) are used up.
-
-        It is empty while training can go on.
+        """The reason why training is over: `target` if the target was reached, `max_steps` if the steps or the search's
+        budget are used up. It is empty while training can go on.
         """
         return self._run.reason
 

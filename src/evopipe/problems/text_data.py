@@ -102,10 +102,10 @@ def task_of(cfg: LanguageConfig) -> Any:
 
 
 def settled(cfg: LanguageConfig, source: str) -> LanguageConfig:
-    """Return the block `language` (`cfg`); if a `tiny` model lacks the alphabet of its tokenizer, with the task's.
+    """Return the block `language` (`cfg`) with the alphabet of the `tiny` model's tokenizer filled in from the task.
 
-    The alphabet is filled in only if the task generates the rows, which means that `source` (`fetch.source`) is
-    `generate`. Otherwise the block is returned unchanged.
+    The block is returned unchanged if it names another model or an alphabet, or if the task does not generate the rows:
+    if `source`, the setting `fetch.source`, is not `generate`.
     """
     if cfg.model != "tiny" or cfg.tiny.characters or source != "generate":
         return cfg

@@ -24,8 +24,8 @@ _SECONDS = 0.005  # that a call takes, about: signals are handled, and progress 
 class WholeTicks:
     """An object that takes several ticks of an off-policy run in one call of the C kernels.
 
-    A tick is one step in every environment, and the updates that are due. The call is possible only if the kernels can
-    compute all three parts: the environment, the choice of actions, and the updates.
+    A tick is one step in every environment, and the updates that are due. The kernels must be able to compute
+    the environments, the choice of actions, and the updates.
 
     Args:
         spec: the run's configuration.
@@ -51,7 +51,7 @@ class WholeTicks:
     def take(self, most: int) -> bool:
         """Take 1 to `most` ticks by the C kernels, none beyond the end of the generation, and return True.
 
-        If the kernels cannot take ticks of this run, take none and return False.
+        If the kernels cannot take ticks now, take none and return False.
         """
         clock, spec, ticks = self._clock, self._spec, self._in_c()
         if ticks is None or self._world.pending is not None:
