@@ -132,8 +132,9 @@ def names(group: str, own: Collection[str] = ()) -> list[str]:
 
 
 def offered(group: str, name: str) -> Plugin | None:
-    """Return the entry point with this group and name, or None; if several packages offer the name, the first of
-    them."""
+    """Return the entry point with this group and name; None if no package offers it.
+
+    If several packages offer the name, the first of their entry points is returned."""
     return next(iter(_all().get(group, {}).get(name, ())), None)
 
 
@@ -169,11 +170,10 @@ def file_of(module: str) -> Path | None:
 
 
 def sources(modules: Iterable[str]) -> tuple[list[str], list[Path]]:
-    """Return the Python files behind `modules`, which are modules of other packages: a list of names and a list of
-    paths.
+    """Return the Python files that modules of other packages may run, as two lists: the files' names and their paths.
 
-    A module inside a package counts with all files of the top-level package, because it may import any of them. A
-    module outside a package counts with its own file.
+    A module inside a package may import any file of the top-level package, so all of these are in the lists. Of a
+    module outside a package only its own file is. `modules` are the modules' names, such as `package.module`.
     """
     named: dict[str, Path] = {}
     for module in modules:

@@ -160,7 +160,9 @@ class Population:
 
     @property
     def reason(self) -> str:
-        """The reason why training is over, `target` or `max_steps`; empty while training can go on."""
+        """The reason why training is over: `target` if the target was reached, `max_steps` if the steps or the search's
+        budget are used up. It is empty while training can go on.
+        """
         return self._run.reason
 
     def save(self, folder: str | os.PathLike[str]) -> None:

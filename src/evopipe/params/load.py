@@ -35,9 +35,12 @@ def any_params(given: str | os.PathLike[str] | AnyParams | Mapping[str, Any]) ->
 
 
 def env_params(given: str | os.PathLike[str] | AnyParams | Mapping[str, Any], otherwise: Exception) -> Params:
-    """Return checked parameters as `any_params` does: of `given`, which is a params file, a mapping or `Params`.
+    """Return the checked parameters of a run in an environment, from a params file, a mapping or `Params`.
 
-    If the parameters are those of language models, the exception `otherwise` is raised.
+    The exception `otherwise` is raised if the parameters are those of language models.
+
+    Raises:
+        ParamsError, MissingInputError: see `load_params` and `parse_params`.
     """
     found = any_params(given)
     if not isinstance(found, Params):

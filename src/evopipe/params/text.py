@@ -22,7 +22,12 @@ from evopipe.schema.language import LanguageConfig, TextFetch, TextMutation, Tex
 
 
 class LanguageParams(RunParams):
-    """The content of a `params.yaml` for a population of language models."""
+    """The content of a `params.yaml` for a population of language models.
+
+    Attributes:
+        PROBLEM, ELSEWHERE: see `RunParams`.
+        OF_OTHERS: blocks of other kinds of runs, each with the sentence that refuses the block in this file.
+    """
 
     PROBLEM: ClassVar[str] = "text"
     ELSEWHERE: ClassVar[str] = "serves environments: put `env` in the place of `language`, or take "

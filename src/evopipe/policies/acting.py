@@ -47,8 +47,8 @@ class Policy:
         about: the content of `policy.json`: spaces, scores, provenance.
 
     Attributes:
-        action_space: the environment's action space, which converts actions.
-        observation_space: the environment's observation space, which converts observations.
+        action_space: the environment's action space, which converts the algorithm's actions to the environment's.
+        observation_space: the environment's observation space, which converts observations to flat rows of numbers.
         memory: the number of recurrent state values that the policy carries from step to step; 0 unless it is
             recurrent.
         team: None, because the policy is for one agent.
@@ -314,8 +314,10 @@ class Policy:
         return array[0] if single else array
 
     def on_rows(self) -> Policy:
-        """Return a copy of the policy that takes n observations as flat float32 rows `[n, O]`, in the form of
-        `EnvPool.obs`."""
+        """Return a copy of the policy for observations that are flat already: n rows `[n, O]` float32.
+
+        `EnvPool.obs` holds such rows. The policy itself takes observations in the environment's own form.
+        """
         policy = copy(self)
         policy.observation_space = ObservationSpace.vector(self.observations)
         return policy
@@ -412,14 +414,13 @@ class Policy:
 
 
 def unlike(has: str, wanted: str) -> str | None:
-    """Return why a policy cannot act in an environment whose spaces or agents differ from its own; None if they are
-    equal.
+    """Compare two descriptions of an environment; return why a policy cannot act there, None if they are equal.
 
     The reason is a phrase that can follow the environment's name in a sentence.
 
     Args:
-        has: a phrase that describes what the environment has, such as its spaces.
-        wanted: the same phrase for what the policy needs.
+        has: a phrase that describes the environment, such as `4 observations and 2 discrete actions`.
+        wanted: a phrase of the same form that describes what the policy needs.
     """
     if has == wanted:
         return None
@@ -492,9 +493,9 @@ def own_actions(module: Any, space: ActionSpace, actions: torch.Tensor) -> torch
 
 
 def online_networks(algo: Algorithm, widths: Mapping[str, Widths]) -> dict[str, str]:
-    """Return the names of the networks that gradients train, as a dict: network → its name in `Member.tensors`.
+    """Return the networks of an algorithm that gradients train, as a dict: network → its name in `Member.tensors`.
 
-    Target networks are not among them. `widths` holds the input and output width of every network by name.
+    Target networks are left out. `widths` holds the input and output width of every network by name.
     """
     return {
         network: name
@@ -506,7 +507,7 @@ def online_networks(algo: Algorithm, widths: Mapping[str, Widths]) -> dict[str, 
 
 
 def other_networks(algo: Algorithm, widths: Mapping[str, Widths]) -> dict[str, str]:
-    """Return the names of the networks that gradients train but acting does not need, such as critics.
+    """Return the networks of an algorithm that gradients train but acting does not need, such as critics.
 
     The result is a dict: network → its name in `Member.tensors`. `widths` holds the input and output width of every
     network by name.
@@ -530,11 +531,10 @@ def rows_for_acting(algo: Algorithm, tensors: Mapping[str, torch.Tensor]) -> dic
 
 
 def for_acting(algo: Algorithm, member: Member, widths: Mapping[str, Widths]) -> Member:
-    """Return a copy of the member that keeps only the tensors of networks that gradients train, and others that acting
-    needs.
+    """Return a copy of a member with zeros in place of all tensors that a policy does not need.
 
-    All other tensors of the algorithm's state are zeros. `widths` holds the input and output width of every network by
-    name.
+    The copy keeps the networks that gradients train, as far as the member has them, and the tensors that
+    `rows_for_acting` names. `widths` holds the input and output width of every network of the algorithm by name.
     """
     online, tensors = {*online_networks(algo, widths).values()}, rows_for_acting(algo, member.tensors)
     for name, (kind, network) in tensor_kinds(algo.State, widths).items():

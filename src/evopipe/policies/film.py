@@ -94,7 +94,7 @@ def animate(images: Sequence[Image.Image], kind: str, gap: float, unit: int, res
         images: the images, one or more.
         kind: the format, as Pillow names it.
         gap: milliseconds between two images.
-        unit: the format's unit of time, in milliseconds.
+        unit: the format's unit of time in milliseconds, such as 10 for GIF, to which times are rounded.
         rest: additional milliseconds for which the last image is shown.
         options: options of Pillow's `Image.save`.
     """

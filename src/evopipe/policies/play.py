@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Actor(Protocol):
-    """Protocol of a policy that can be played in environments. Its methods are those of the same names in
-    `acting.Policy`.
+    """Protocol of a policy that can be played in environments: for one agent (`acting.Policy`) or a team.
+
+    The methods `misfit` and `episode` are described in `acting.Policy`.
 
     Attributes:
         about: the content of the policy's `policy.json`.
@@ -93,7 +94,7 @@ def evaluate(
         env: an id of Gymnasium, or `module:EnvId`; None for the environment in which the policy was trained.
         episodes: the number n of episodes.
         seed: the seed of the first episode; the following episodes have the following numbers.
-        max_steps: the most steps of an episode; None for the environment's own limit, or 10,000.
+        max_steps: the most steps of an episode; None for the environment's own limit, or 10,000 if it has none.
         trust: whether a `module:EnvId` that only the policy's folder names may be imported, which runs that module.
 
     Raises:
@@ -129,7 +130,7 @@ def play(policy: Actor, seed: int = 0, max_steps: int | None = None, trust: bool
     Args:
         policy: the policy, for one agent or a team.
         seed: the seed of the episode.
-        max_steps: the most steps; None for the environment's own limit, or `LIMIT`.
+        max_steps: the most steps; None for the environment's own limit, or 10,000 if it has none.
         trust: whether a `module:EnvId` or a C file that only the policy's folder names may be used, which runs its
             code.
 
@@ -161,12 +162,12 @@ def watch(
     Args:
         policy: the policy, for one agent or a team.
         cfg: the environment's configuration, as `environment_of` returns it.
-        films: for each film a function, such as `film.gif` with its path set, that takes the frame rate and returns a
-            context manager; the context manager yields a function that is called with each frame. Without films, a
-            window shows the environment at its own speed.
+        films: a function for each film, such as `film.gif` with its path set. It takes the frames per second, and
+            returns a context manager that yields a function to call with each frame. Without films, a window shows the
+            environment at its own speed.
         episodes: the number of episodes; their seeds are `seed`, `seed + 1`, …
         seed: the seed of the first episode.
-        max_steps: the most steps of an episode; None for the environment's own limit, or `LIMIT`.
+        max_steps: the most steps of an episode; None for the environment's own limit, or 10,000 if it has none.
         tell: a function that is called with the score after each episode.
 
     Returns:

@@ -53,8 +53,8 @@ def save(
         folder: the folder's path.
         algo_name: the algorithm's name.
         member: the member, with the tensors of every network that is written.
-        about: the spaces, from `ObservationSpace.to_json` and `ActionSpace.to_json`, the algorithm's `config` if it is
-            not the default, and any other facts for readers of `policy.json`.
+        about: content of `policy.json`: the spaces, from `ObservationSpace.to_json` and `ActionSpace.to_json`; the
+            algorithm's configuration as `config`, unless it is the default one; and any other facts.
         program: whether to write `torch.export` programs.
         card: the text of the model card.
         critic: whether to write the critics.

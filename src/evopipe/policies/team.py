@@ -113,10 +113,10 @@ class TeamPolicy:
         return {key: value[0] if single else np.asarray(value) for key, value in chosen.items()}, after
 
     def score(self, rewards: Sequence[float]) -> float:
-        """Return the team's score of one step: the sum of its agents' rewards, divided by K if the configured `score`
-        is `mean`.
+        """Return the team's score of one step: the sum of its agents' rewards, or their mean.
 
-        `rewards` are the rewards of the agents that took the step; K is the number of all agents.
+        It is the mean if the algorithm's setting `score` is `mean`: the sum divided by the number of all agents. The
+        `rewards` are those of the agents that took the step.
         """
         return sum(rewards) / (len(self.agents) if self._cfg.score == "mean" else 1)
 

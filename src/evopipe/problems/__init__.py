@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def part_of(params: AnyParams, stage: str = "") -> Any:
-    """Import and return the module of `problems` that serves these parameters: one for environments, one for language
+    """Import and return the module of `problems` for these parameters: `env` for environments, `text` for language
     models.
 
-    If `stage` is given, the module of that kind for the stage is returned, such as `env_export` for `export`.
+    If `stage` is given, that stage's module is returned instead, such as `env_export` or `text_export` for `export`.
     """
     return import_module(f"{__name__}.{params.part(stage)}")
 
@@ -43,7 +43,8 @@ def problem_of(params: AnyParams, folder: Path = Path(), alone: bool = False, to
     Args:
         params: the parameters.
         folder: the project's folder, which has the outputs of earlier stages.
-        alone: if True, the setting `auto` means no helper processes, because this process is one of many.
+        alone: whether this process is a shard of members with a single CPU. If so, a number of workers or learners
+            that is set to `auto` means no helper processes.
         together: a `language.together.Together`, if several processes form one shard of language models; else None.
 
     Raises:

@@ -44,7 +44,8 @@ def problem_of(params: Params, folder: Path = Path(), alone: bool = False, toget
     Args:
         params: the parameters.
         folder: the project's folder, which has the outputs of earlier stages.
-        alone: if True, the setting `auto` means no helper processes, because this process is one of many.
+        alone: whether this process is a shard of members with a single CPU. If so, `runtime.env_workers` and
+            `runtime.learners` mean no helper processes where they are `auto`.
         together: None; only language models have shards of several processes.
 
     Raises:
@@ -78,9 +79,9 @@ def problem_of(params: Params, folder: Path = Path(), alone: bool = False, toget
 
 
 def neighbours_of(train: TrainConfig, members: int) -> int:
-    """Return how many of a population's `members` share one replay buffer; 1 without a shared buffer.
+    """Return the number of members that share one replay buffer; 1 if none is shared.
 
-    `train` is the block `train` of the parameters.
+    `train` is the block `train` of the parameters, and `members` the size of the population.
     """
     if train.mode == "offline" or on_policy(get(train.algo)):
         return 1
@@ -162,8 +163,8 @@ def regime_of(setup: Setup, collect_rollouts: CollectRollouts | None = None) -> 
     """Return the regime for the configuration: `OffPolicy`, `OnPolicy` or `Offline`. A regime is a training loop over
     one kind of data.
 
-    `setup` holds the parts of the regime. `collect_rollouts` is a function (regime, ticks) that collects each rollout
-    in place of the regime; None if the regime collects rollouts itself.
+    `setup` holds the run's configuration, clock, random keys, dataset and helper processes. `collect_rollouts` is a
+    function (regime, ticks) that collects each rollout in place of the regime; None if the regime does it itself.
 
     Raises:
         UsageError: `collect_rollouts` is given, but the algorithm is not on-policy.

@@ -23,7 +23,11 @@ _BROKEN_SHARE = 0.1  # of a member's episodes that may be broken
 def evaluation(params: Params, problem: Problem[EnvSpec], trained: Sequence[Member], folder: Path) -> EnvEvaluation:
     """Return an `EnvEvaluation`, which holds the members to score and makes the report of the scores.
 
-    `trained` has the trained members, the elite last, and `folder` is the project's folder.
+    Args:
+        params: the parameters.
+        problem: what the run works on, with its configuration.
+        trained: the trained members, the elite last.
+        folder: the project's folder, which is not used.
     """
     return EnvEvaluation(params, problem, trained)
 
@@ -31,15 +35,20 @@ def evaluation(params: Params, problem: Problem[EnvSpec], trained: Sequence[Memb
 class EnvEvaluation:
     """The part of the stage `evaluate` for environments: it holds the members to score, and makes the report.
 
-    `trained` has the trained members, the elite last.
+    `params` are the parameters, `problem` is what the run works on, and `trained` has the trained members, the elite
+    last.
     """
 
     def __init__(self, params: Params, problem: Problem[EnvSpec], trained: Sequence[Member]) -> None:
         self.params, self.problem, self.members = params, problem, list(trained)
 
     def told(self, played: Episodes, seeds: np.ndarray, stopped: Callable[[], bool]) -> Told:
-        """Return the report of the evaluation, from the episodes `played`, one for each of the seeds `[n]` and each
-        member. `stopped` is not called.
+        """Return the report of an evaluation in which each member played one episode for each of n seeds.
+
+        Args:
+            played: the episodes.
+            seeds: `[n]`, the seeds of the episodes.
+            stopped: not used, because nothing is played again.
 
         Raises:
             EnvironmentFailed: too many of a member's episodes were broken by a fault of the environment.

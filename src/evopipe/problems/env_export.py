@@ -31,8 +31,13 @@ def write(
     """Export the elite: write policy.safetensors, policy.json, policy.pt2 (if `export.program`) and a model card into a
     folder.
 
-    `about` (provenance and other facts, as JSON data) is added to policy.json, and so are the elite's held-out
-    `scores`.
+    Args:
+        folder: the folder to write.
+        params: the parameters.
+        spec: the run's configuration.
+        elite: the best member.
+        about: provenance and other facts as JSON data, which are added to policy.json.
+        scores: the content of `evaluation.json`; the part `elite` is added to policy.json.
 
     Raises:
         DiskError: a file cannot be written.

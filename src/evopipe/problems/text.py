@@ -45,7 +45,7 @@ def problem_of(
     Args:
         params: the parameters.
         folder: the project's folder, which has the outputs of earlier stages.
-        alone: if True, the setting `auto` means no helper processes, because this process is one of many.
+        alone: whether this process is a shard of members with a single CPU; if so, it has no learner processes.
         together: a `language.together.Together`, if several processes form one shard; else None.
 
     Raises:
@@ -137,18 +137,19 @@ def completer_of(spec: TextSpec, folder: Path, episodes: int) -> tuple[Completer
 
 
 def held_out_of(spec: TextSpec, folder: Path, episodes: int, of: tuple[Completer, np.ndarray] | None = None) -> HeldOut:
-    """Return the object that scores members in the final evaluation: by games, or by rows that no member was trained
-    on.
+    """Return the object that scores members in the final evaluation: in games, or on rows of the test split.
 
-    The results of the object (`Episodes`) have further figures by name in `more`. For games, the figures say which
-    games were `won`; for rewards from a reward model, the score by the task itself (`task`); for algorithms that learn
-    from rows, the algorithm's own statistics.
+    The object returns `Episodes`, whose attribute `more` has further figures by name:
+
+    - for games: `won`, whether each game was won;
+    - for completions that a reward model scores: `task`, the mean score by the task itself;
+    - for algorithms that learn from rows, such as DPO: the algorithm's own statistics.
 
     Args:
         spec: the configuration.
         folder: the project's folder.
         episodes: the number of rows that are evaluated.
-        of: the result of `completer_of`; None to call that function. The evaluation of games does not need it.
+        of: what `completer_of` returned before, to save a second call; None to call it here, if there are no games.
     """
     if form_of(spec.algo) == "games":
 

@@ -1,4 +1,4 @@
-"""What the params.yaml of language models alone cannot say."""
+"""The check of parameters before the first stage, for language models: there is nothing to check."""
 
 from __future__ import annotations
 

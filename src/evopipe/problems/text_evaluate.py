@@ -33,7 +33,11 @@ def evaluation(
 ) -> TextEvaluation:
     """Return a `TextEvaluation`, which holds the members to score and makes the report of the scores.
 
-    `trained` has the trained members, the elite last, and `folder` is the project's folder.
+    Args:
+        params: the parameters.
+        problem: what the run works on, with its configuration.
+        trained: the trained members, the elite last.
+        folder: the project's folder.
     """
     return TextEvaluation(params, problem, trained, folder)
 
@@ -41,10 +45,13 @@ def evaluation(
 class TextEvaluation:
     """The part of the stage `evaluate` for language models: it holds the members to score, and makes the report.
 
-    `trained` has the trained members, and `folder` is the project's folder.
+    The base model is scored as one more member after the trained ones, for comparison; for games there is none.
 
-    The elite is the last trained member. The base model follows the elite as one more member, for comparison; for games
-    there is no base model.
+    Args:
+        params: the parameters.
+        problem: what the run works on, with its configuration.
+        trained: the trained members, the elite last.
+        folder: the project's folder.
     """
 
     def __init__(
@@ -64,10 +71,15 @@ class TextEvaluation:
             self.members.append(replace(trained[-1], tensors=plain))
 
     def told(self, played: Episodes, seeds: np.ndarray, stopped: Callable[[], bool]) -> Told:
-        """Return the report of the evaluation, from the members' completions or games in `played`.
+        """Return the report of an evaluation; sample completions or games of the elite are generated for it anew.
+
+        Args:
+            played: the scores of all members on held-out rows or in games.
+            seeds: `[n]`, the seeds of the games; not used for rows.
+            stopped: a function without arguments that returns whether to stop.
 
         Raises:
-            Stopped: `stopped` returned True while rows were scored again.
+            Stopped: `stopped` returned True while completions were sampled for pass@k.
         """
         return self._games(played, seeds) if self.plays else self._rows(played, stopped)
 

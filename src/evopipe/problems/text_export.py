@@ -35,8 +35,13 @@ def write(
     """Export the elite: its adapter in PEFT's format, the merged model (if `export.merged`), policy.json and a model
     card.
 
-    `about` (provenance and other facts, as JSON data) is added to policy.json, and so are the held-out `scores` of the
-    elite and of the base model.
+    Args:
+        folder: the folder to write.
+        params: the parameters.
+        spec: the run's configuration, with the base model.
+        elite: the best member.
+        about: provenance and other facts as JSON data, which are added to policy.json.
+        scores: the content of `evaluation.json`; the parts `elite` and `base` are added to policy.json.
 
     Raises:
         DiskError: a file cannot be written.

@@ -24,8 +24,9 @@ from evopipe.types import Tensor
 
 
 def begun(params: LanguageParams) -> tuple[TextSpec, list[Member], list[Mutation], str]:
-    """Return a run's configuration, its initial members, the mutation that made each, and a text that names the base
-    model.
+    """Return a run's configuration, its initial members, the mutation that made each, and a text for a message.
+
+    The text names the base model.
 
     With `population.start` the members continue from those of an earlier run, from an adapter in PEFT's format, or from
     an exported player of games.

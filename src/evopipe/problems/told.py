@@ -42,7 +42,8 @@ def names_of(members: int) -> list[str]:
 def score_of(params: AnyParams, place: int, returns: np.ndarray, lengths: np.ndarray) -> dict[str, Any]:
     """Return summary statistics of one member's episodes, from their returns `[n]` and lengths `[n]`.
 
-    `place` is the member's index, which selects the random draws of the bootstrap interval.
+    The statistics include a bootstrap interval: `params` has its number of resamples and the seed, and `place`, the
+    member's index, selects the random draws.
     """
     chance = rng.host(rng.run_key(params.seed), Purpose.BOOTSTRAP, place)
     return summary(returns, lengths, params.evaluate.bootstrap, chance)

@@ -67,7 +67,7 @@ class Completer:
             index: the prompts, as row numbers of the dataset.
             group: the number of completions of each prompt.
             how: how tokens are sampled.
-            when: the counter of the random draws.
+            when: a number, such as the tick, on which the random draws depend besides the members' keys.
         """
         spec, members = self.spec, len(cohort.members)
         base, leave = spec.base, spec.cohorts == "merged"
@@ -402,15 +402,15 @@ def scored_anew(spec: TextSpec, cohort: Cohort, text: Text) -> Text:
 def corrected(spec: TextSpec, cohort: Cohort, text: Text, drawn: Tensor | None, probe: Probe) -> tuple[Text, Tensor]:
     """Correct the advantages of tokens that older weights or another engine generated, by importance weights.
 
-    Return the text with advantages times importance weights, and the drift `[P]`: each member's largest difference
-    between a token's log-probability now and when it was generated. Only the policy term of the loss is corrected that
-    way, as in TRL. The drift, and the share of importance weights that were bounded, are recorded as metrics.
+    Return the text with each advantage multiplied by its importance weight, and the drift `[P]`: each member's largest
+    difference between a token's log-probability now and when it was generated. Of the loss, this corrects the policy
+    term only, as in TRL. The drift, and the share of importance weights that were bounded, are recorded as metrics.
 
     Args:
         spec: the run's configuration, with the kind of correction.
         cohort: the members.
         text: the text, with log-probabilities under the members' present weights, see `scored_anew`.
-        drawn: the log-probabilities with which the tokens were generated.
+        drawn: the log-probabilities with which the tokens were generated; they must not be None.
         probe: the recorder of metrics.
     """
     assert text.log_prob is not None
@@ -465,8 +465,10 @@ def _engine_of(spec: TextSpec, members: int) -> VLLMEngine | None:
 
 
 def sampling(cohort: Cohort, spec: TextSpec) -> Sampling:
-    """Return how the members of a cohort sample tokens in training: temperature, top-k and top-p of each member. A
-    value that is no hyper-parameter of the members is that of the configuration in `spec`."""
+    """Return how the members of a cohort sample tokens in training: temperature, top-k and top-p of each member.
+
+    A value that is not among the members' hyper-parameters is taken from the algorithm's configuration in `spec`.
+    """
     ones = torch.ones_like(cohort.losses)
 
     def each(name: str, default: float) -> Tensor:

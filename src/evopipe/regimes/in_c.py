@@ -1,4 +1,4 @@
-"""Whole ticks of off-policy members in environments in C: what a tick at a time does, to the bit, in one call."""
+"""Several ticks of an off-policy run in one call of the C kernels, with the same bits as tick by tick."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _SECONDS = 0.005  # that a call takes, about: signals are handled, and progress 
 class WholeTicks:
     """An object that takes several ticks of an off-policy run in one call of the C kernels.
 
-    A tick is one step in every environment, and the updates that are due. Environment, choice of actions and updates
-    must all be computed by the kernels.
+    A tick is one step in every environment, and the updates that are due. The kernels must be able to compute
+    the environments, the choice of actions, and the updates.
 
     Args:
         spec: the run's configuration.
@@ -44,15 +44,14 @@ class WholeTicks:
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         """Set the members that act from now on, in groups (cohorts) that are computed as one batch.
 
-        The method must also be called when the state of the environments was replaced.
+        The method must also be called after the environments' state was replaced, as by a restored checkpoint.
         """
         self._cohorts, self._bound = cohorts, False
 
     def take(self, most: int) -> bool:
-        """Take up to `most` ticks by the C kernels, none beyond the end of the generation; return whether that was
-        possible.
+        """Take 1 to `most` ticks by the C kernels, none beyond the end of the generation, and return True.
 
-        The result is False if the kernels cannot take ticks; then no tick was taken.
+        If the kernels cannot take ticks now, take none and return False.
         """
         clock, spec, ticks = self._clock, self._spec, self._in_c()
         if ticks is None or self._world.pending is not None:

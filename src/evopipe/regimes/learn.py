@@ -66,8 +66,8 @@ def learn(spec: EnvSpec, cohort: Cohort, replay: Replay, tick: int, updates: int
         replay: the replay buffers.
         tick: the number of the present tick of the run.
         updates: the number of updates, at least 1.
-        turn: the position, from 0, of the first update in the algorithm's period of unlike updates, as with a delayed
-            actor.
+        turn: the position, from 0, of the first update in the algorithm's period: if an actor is updated at every
+            second update only, as in TD3, the period is 2.
     """
     _ready(spec, cohort, replay, tick, updates, turn, replay.filled(cohort.slots))()
     return cohort.losses
@@ -81,7 +81,7 @@ class ReplayLearning:
         layout: the layout of a transition in a row.
         memories: the number of replay buffers, among which the members are divided.
         capacity: the number of rows of each buffer.
-        images: columns of an observation that hold byte images, which are stored as bytes.
+        images: the images in an observation that are stored as bytes, see `off_policy.byte_images`.
     """
 
     def __init__(self, setup: Setup, layout: RowLayout, memories: int, capacity: int, images: Sequence[Image]) -> None:
@@ -120,8 +120,8 @@ class ReplayLearning:
     def updates(self) -> Iterator[Callable[[], Any]]:
         """Yield the updates that are due at this tick, as functions without arguments that change the members in place.
 
-        A member takes part as soon as its replay buffer holds one transition. (If it had to hold a full batch,
-        transitions that are left out because they are not finite would delay learning.)
+        The caller must call each function. A member learns as soon as its replay buffer holds one transition: the
+        buffer need not hold a full batch.
 
         Raises:
             ResourceError: a learner process died.
@@ -147,9 +147,9 @@ class ReplayLearning:
         return [every for every, _ in self._learn]
 
     def lessons(self) -> list[Updates] | None:
-        """Return one object per cohort that makes the cohort's updates by the C kernels.
+        """Return an object for each cohort that makes the cohort's updates by the C kernels.
 
-        The result is None if the kernels cannot make the updates of all cohorts.
+        The result is None if the kernels cannot make the updates of every cohort, or learner processes make some.
         """
         kernels = build.chosen()
         if not self._bound or kernels is not self._by:
@@ -198,9 +198,10 @@ class ReplayLearning:
                     yield _of_share(self._spec, self.replay, Share(i, row, row + 1), own, tick, numbers)
 
     def probe(self, probe: Probe) -> None:
-        """Let the recorder `probe` record training metrics, after a tick, of the cohorts for which `Probe.due` is True.
+        """Record training metrics after a tick, of those cohorts whose metrics are due (see `Probe.due`).
 
-        The age of the sampled transitions is recorded too, unless training is offline.
+        The age of the sampled transitions is recorded too, unless training is offline. The argument `probe` is the
+        recorder of metrics.
         """
         clock, replay, spec = self._clock, self.replay, self._spec
         for cohort in self._cohorts:
@@ -226,8 +227,9 @@ class ReplayLearning:
         return clock.generation_ticks * clock.envs * each / _learn_step(cohort)
 
     def ahead(self, probe: Probe) -> int:
-        """Return the number of ticks until the recorder `probe` next records metrics of any cohort; 1 if that is after
-        the next tick."""
+        """Return after how many more ticks metrics of some cohort are due again; 1 if after the next tick.
+
+        `probe` is the recorder of metrics."""
         here, ticks = self._clock.here, self._clock.generation_ticks
         return min(probe.ahead(self._paced(cohort), here, ticks) for cohort in self._cohorts)
 

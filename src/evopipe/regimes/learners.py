@@ -149,7 +149,8 @@ class LearnerPool:
 
         Args:
             cohorts: the new cohorts.
-            rates: the updates of each cohort per environment step of a member, by which the work is estimated.
+            rates: the number of updates that each cohort makes per environment step of a member. Each learner's share
+                of the work is estimated from these.
             read: tensors outside the cohorts that the learners read.
         """
         self.close()

@@ -322,10 +322,10 @@ class OnPolicy:
         return actions
 
     def record(self, taken: RowStep) -> None:
-        """Store the results of the chosen actions, and begin new episodes where episodes ended. `taken` holds the
-        results of the step in every environment.
+        """Store the results `taken` of one step in every environment, and begin new episodes where episodes ended.
 
-        Members do not learn from a row with a reward or observation that is not finite, and its environment is reset.
+        Where a reward or an observation is not finite, the member does not learn from the step, and the environment is
+        reset.
 
         Raises:
             UsageError: no action was chosen, or an array is missing or of a wrong shape.

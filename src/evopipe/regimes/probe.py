@@ -1,4 +1,4 @@
-"""The probe: now and then in a generation it makes one more update of every member, of a copy that is thrown away.
+"""The recorder of training metrics (probe): now and then it makes an extra update of copies of the members.
 
 What an update computes on its way, such as the norm of its gradient, is lost in the kernels that take it as a whole.
 The probe lets torch take one in the same state, on a minibatch of its own, and asks the algorithm for its signals. It
@@ -46,8 +46,8 @@ class Probe:
         spec: the run's configuration.
         clock: the run's clock.
         offline: whether members learn from a dataset alone.
-        sparse: whether environments are tensors. Generations with few updates are then so short that in some
-            generations no extra update is made.
+        sparse: whether to leave out the extra update in some generations, if generations have few updates; for
+            environments that are tensors, whose generations are short.
 
     Attributes:
         diagnostics: the metrics that were recorded in the present generation.
@@ -66,9 +66,9 @@ class Probe:
     def due(self, updates: float, moment: int, moments: int) -> bool:
         """Return whether the extra update of a cohort is to be made now.
 
-        A generation has several moments at which the update can be made. The update is made at the last moment, and
-        before that at equal intervals: about once in `EVERY` updates, but at most `MOST` times in the generation. A
-        sparse probe leaves out whole generations.
+        A generation is divided into moments, such as ticks, at each of which an extra update can be made. It is made at
+        equal intervals, about once in `EVERY` updates but at most `MOST` times in the generation, and always at the
+        last moment. A sparse probe leaves out whole generations.
 
         Args:
             updates: the number of updates of the cohort in the generation.

@@ -1,4 +1,4 @@
-"""What members tell of a minibatch: signals by what every algorithm offers, its values, policy and answers."""
+"""Training metrics of a minibatch, computed from the algorithm's values and policy."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _Values: TypeAlias = Callable[[Any, Tensor], Tensor]
 
 @torch.no_grad()
 def of_batch(spec: Any, state: Any, hyper: Hyper, batch: Any, draw: Stream, offline: bool = False) -> dict[str, Tensor]:
-    """Return training metrics `[P]` of a minibatch by name, which are computed from the algorithm's values and policy.
+    """Return training metrics `[P]` of a minibatch by name.
 
-    The metrics that the algorithm's own function `signals` returns are added. For a minibatch of text or games, the
-    result has these metrics only.
+    The metrics come from the algorithm's values and policy, and from its own function `signals` if it has one. For a
+    minibatch of text or games, they come from `signals` only.
 
     Args:
         spec: the run's configuration.
@@ -50,10 +50,10 @@ def of_batch(spec: Any, state: Any, hyper: Hyper, batch: Any, draw: Stream, offl
 
 
 def of_each(batch: Batch) -> Tensor:
-    """Return the weight of each transition in a minibatch: `[P, B]` for B transitions of P members.
+    """Return the weight of each transition in the loss and in means: `[P, B]` for B transitions of P members.
 
-    For a team of K agents, the result is `[P, B, K]`: the weight of each agent's transition, 0 if the agent does not
-    learn from it.
+    For a team of K agents, the result is `[P, B, K]`: each agent has a weight of its own, which is 0 if the agent does
+    not learn from the transition.
     """
     return batch.weight if batch.learns is None else batch.weight[..., None] * batch.learns
 

@@ -1,4 +1,4 @@
-"""What to change next: small rules that look at a run's signals, scores and steps, each for one illness.
+"""What to change in the next run: rules that look at a run's signals, scores and steps, each for one problem.
 
 A rule returns a sentence with the figures that it goes by, or nothing. Thresholds are far from what healthy runs show,
 so a rule that is silent says nothing. A run that reached its target needs no advice.
@@ -100,8 +100,10 @@ class Facts:
 
     @cached_property
     def improved(self) -> bool:
-        """Whether the best fitness of the later generations is clearly higher than that of the first two
-        generations."""
+        """Whether the best fitness after the first two generations clearly exceeds the best fitness in them.
+
+        Clearly means: by more than the standard deviation of the first two generations' fitness and 2 % of their best.
+        """
         return _rose(self.scores(self.generations[:2]), self.scores(self.generations[2:]))
 
 
@@ -136,7 +138,7 @@ def facts_of(run: FinishedRun, params: Mapping[str, Any]) -> Facts:
 
 
 def column(run: FinishedRun, name: str) -> dict[Key, float | str]:
-    """Return the finite values of one signal by (generation, slot), as the figure of a trajectory draws them."""
+    """Return the finite values of the signal `name` by (generation, slot), for `figures.trajectory` to draw."""
     return {key: own[name] for key, own in run.signals.items() if math.isfinite(own.get(name, math.nan))}
 
 

@@ -57,7 +57,7 @@ def style() -> Iterator[None]:
 
 
 class Plot:
-    """One figure with one pair of axes, measured in pixels, that is exported as SVG.
+    """One figure with one pair of axes, measured in pixels, that is exported as SVG. Colours are names in `PALETTE`.
 
     Args:
         name: a prefix of ids in the SVG, different for every figure.

@@ -48,9 +48,12 @@ def read_episodes(path: Path) -> list[dict[str, Any]]:
 def episodes_page(title: str, parts: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Return a page that shows agents' episodes, as the text of one HTML file without scripts or external resources.
 
-    `parts` has the episodes by purpose, in the layout that `agents.records` writes; `title` says where the episodes
-    come from. Each part is a table with one row per episode, which can be sorted and filtered; a row unfolds to show
+    Each part of the page is a table with one row per episode, which can be sorted and filtered. A row unfolds to show
     the episode's tokens.
+
+    Args:
+        title: the page's title, which says where the episodes come from.
+        parts: each part's heading, with its episodes in the layout that `agents.records` writes.
     """
     every = [episode for part in parts.values() for episode in part]
     shown = {name: part[:_MOST] for name, part in parts.items()}
@@ -161,7 +164,7 @@ class Shades:
     Attributes:
         advantage: the largest advantage on the page, without sign; 0 if there are none.
         ratio: the largest change of log-probability on the page, without sign.
-        left: a counter of the tokens that have colours so far.
+        left: a counter that counts each coloured token, because a page may have only so many.
     """
 
     advantage: float

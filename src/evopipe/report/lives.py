@@ -1,4 +1,4 @@
-"""Who lived when, of a search whose members did not live in lockstep: some waited, or new trials began."""
+"""The histories of members in a search in which some waited, or new trials began after the first generation."""
 
 from __future__ import annotations
 
