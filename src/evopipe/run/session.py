@@ -241,7 +241,8 @@ class Session(Generic[JobT]):
         write_timing(self.home.state / tracking.LOG, self.run.curve, self.home.folder)
 
     def end(self) -> None:
-        """Copy the outs into the tracking record, and remove all checkpoints of the run, for every number of shards."""
+        """Copy the outs into the tracking record, and remove all checkpoints of the run, whatever number of shards
+        wrote them."""
         tracking.finish(self.trackers, self.home.state, self.home.folder)
         for each in {self.store.folder, *self.home.state.glob("checkpoints*")}:
             CheckpointStore(each).clear()
