@@ -107,7 +107,7 @@ class Session(Generic[JobT]):
         tracker: the object that shows progress and warnings on the console and writes them to the log.
         trackers: the block `tracking` of the parameters.
         home: the folders and lock files.
-        described: the part of a policy's description that depends on the problem, as JSON data.
+        described: the JSON data about the problem that is stored with every trained policy.
         problems: a function that is called between ticks and returns warnings for the user.
     """
 
