@@ -34,7 +34,7 @@ class Problem(Generic[JobT]):
             MissingInputError or DataError if the data to learn from is missing or damaged.
         held_out: makes the object that scores members in the final evaluation, from the number of members and the
             number of environments for each member.
-        described: returns the JSON data about the problem that is stored with every trained policy.
+        described: returns the part of `policy.json` that is equal for all members, such as the spaces, as JSON data.
         values: the parameters that the result depends on.
         inputs: returns the files and folders that the result depends on, in addition to code and members; raises
             MissingInputError if one is missing.

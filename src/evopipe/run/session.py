@@ -107,7 +107,7 @@ class Session(Generic[JobT]):
         tracker: the object that shows progress and warnings on the console and writes them to the log.
         trackers: the block `tracking` of the parameters.
         home: the folders and lock files.
-        described: the JSON data about the problem that is stored with every trained policy.
+        described: the part of `policy.json` that is equal for all members, such as the spaces, as JSON data.
         problems: a function that is called between ticks and returns warnings for the user.
     """
 
