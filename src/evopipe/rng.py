@@ -81,9 +81,10 @@ _kernel: _Kernel | None = None
 def use(kernel: _Kernel | None) -> None:
     """Set the function that draws random numbers on the CPU from now on; None restores NumPy and torch.
 
-    The function is called as `kernel(name, keys, salt, steps, found)`, and writes its draws into the tensor `found`
-    `[P, U, n]`. `name` is the kind of the draws: `uniform`, `normals`, `shuffles`, or `parts` for new keys `[P]`.
-    `keys` `[P]`, the result `salt` of the function `salt`, and `steps` `[U]` determine the draws.
+    The function is called as `kernel(name, keys, salt, steps, found)`, and writes its draws into the tensor `found`.
+    If `name` is `uniform`, `normals` or `shuffles`, these are n numbers for each of P `keys` `[P]` and U `steps` `[U]`:
+    `found` is `[P, U, n]`. If `name` is `parts`, they are P new keys: `found` is `[P]`, and steps have no effect.
+    `salt` is the integer to be added to a key before it is hashed.
     """
     global _kernel
     _kernel = kernel

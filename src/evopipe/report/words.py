@@ -23,9 +23,10 @@ KINDS = {
 
 
 def template(name: str, line_ends: bool = False, **known: Any) -> Template:
-    """Load a Jinja template of the report. The template escapes texts and removes their control characters.
+    """Load the report's Jinja template in the file `name`. It escapes texts and removes their control characters.
 
-    `known` are further variables and functions for the template. `line_ends` preserves the last line break of files.
+    `known` are the variables and functions that the template can use. `line_ends` keeps the line break at the end of
+    the file and of the files that it includes.
     """
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),

@@ -12,8 +12,8 @@ class Clock:
     """The counters of a run: ticks, generations, environment steps.
 
     A tick is one step in every environment of the living members (those that train now); offline, a tick is one step of
-    learning from the dataset. Living members have all trained equally long: `tick` counts their ticks, and jumps when
-    other members take their turn.
+    learning from the dataset. Members that have trained equally long live together, as one group after another. `tick`
+    counts the ticks of the group that lives now, so it jumps when the next group takes its turn.
 
     Attributes:
         members: the number of members.

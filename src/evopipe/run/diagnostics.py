@@ -16,10 +16,14 @@ _PREFIX, _BEGUN = "signal.", "signals.begun"
 
 
 class Diagnostics:
-    """The training signals of the current generation (losses, gradient norms and so on), for `P` = `members` slots.
+    """The training signals of the current generation (losses, gradient norms and so on), for `P` slots.
 
     For each signal, the mean over the generation and the last value are kept. Signals are shown to users; no result
     depends on them.
+
+    Args:
+        members: `P`.
+        device: the device on which the signals are kept.
 
     Attributes:
         begun: `[P]`, the number of updates that each slot's member had made when the generation began.
@@ -33,7 +37,8 @@ class Diagnostics:
     def forget(self, slots: Sequence[int], updates: Tensor | None = None) -> None:
         """Clear the signals of these slots at the beginning of a generation.
 
-        `updates` `[n]` is the number of updates that the slots' members have made so far.
+        `updates` `[n]` is the number of updates that the slots' members have made so far, the new values of `begun`;
+        None leaves `begun` unchanged.
         """
         rows = upload(torch.tensor(slots, dtype=torch.int64), self.begun.device)
         self._table[rows] = 0.0

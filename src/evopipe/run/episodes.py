@@ -22,7 +22,7 @@ class Episodes:
         lengths: `[P, n]`, the steps of each episode.
         steps: the environment steps of all episodes together.
         more: other results by name, `[P, …]`; for a team, `agents` has each agent's own return, `[P, n, K]`.
-        cut: the number of episodes that `env.step_limit` ended, the limit for environments that have no time limit.
+        cut: the number of episodes that `env.step_limit` ended, because the environment has no time limit of its own.
     """
 
     returns: np.ndarray  # [P, n]

@@ -138,10 +138,10 @@ class Watch(Protocol):
 
 @dataclass(frozen=True)
 class HeldOut:
-    """An object that scores members in the final evaluation, made of two functions. It implements `Scoring`.
+    """An object that scores members in the final evaluation; it implements `Scoring`.
 
-    Shards that only evaluate use this object in place of a `Regime`. Because it does not train, its other attributes
-    have constant values.
+    Two functions do the work: `evaluate` and `close`. The other attributes are those of a `Regime`, in whose place
+    shards that only evaluate use this object; they are constants, because nothing trains.
 
     Attributes:
         evaluate: the function that plays the episodes, see `Scoring.evaluate`.
@@ -170,7 +170,7 @@ def in_environments(
 
     Args:
         spec: the run's configuration.
-        env: the configuration of the environments, which may be another build than that of training.
+        env: the configuration of the environments; its backend may differ from that of training.
         members: the number of members.
         rows: the number of environments for each member.
         cap: the most steps of an episode; None for no cap.
@@ -191,7 +191,7 @@ def _opened(spec: EnvSpec, env: EnvConfig, rows: int, workers: Workers | None) -
 class Evaluator:
     """The evaluation of a run's members during training, with the environments that it uses.
 
-    Call it like `Scoring.evaluate`.
+    A call with cohorts, seeds `[n]` and the function `stopped` returns `Episodes`, as `Scoring.evaluate` does.
 
     Args:
         spec: the run's configuration.

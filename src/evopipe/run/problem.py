@@ -23,18 +23,18 @@ def _nowhere(members: int, rows: int) -> Scoring:
 
 @dataclass(frozen=True)
 class Problem(Generic[JobT]):
-    """The description of what a run works on: an environment, a team, a corpus of text or users' agents, with an
-    algorithm.
+    """What a run works on: an environment, a team, a corpus of text or users' agents; and how the run's parts are made.
 
-    Code that differs between these four kinds is in the functions of the description.
+    Code that differs between these four kinds of problems is in the functions `live`, `held_out`, `described` and
+    `inputs`.
 
     Attributes:
         spec: the configuration.
-        live: builds the regime from the run's clock and the members' keys `[P]`; raises MissingInputError or DataError
-            if the data to learn from is missing or damaged.
-        held_out: builds the scorer of the final evaluation, from the number of members and the number of environments
-            for each member.
-        described: returns the part of a policy's description that depends on the problem, as JSON data.
+        live: makes the regime (the training loop) from the run's clock and the members' random keys `[P]`; raises
+            MissingInputError or DataError if the data to learn from is missing or damaged.
+        held_out: makes the object that scores members in the final evaluation, from the number of members and the
+            number of environments for each member.
+        described: returns the part of `policy.json` that is equal for all members, such as the spaces, as JSON data.
         values: the parameters that the result depends on.
         inputs: returns the files and folders that the result depends on, in addition to code and members; raises
             MissingInputError if one is missing.

@@ -44,21 +44,20 @@ def looks(n: int) -> Iterator[slice]:
 def race(
     play: Play, racers: Sequence[int], met: Sequence[Sequence[int]], members: int, n: int, bar: float = -math.inf
 ) -> np.ndarray:
-    """Evaluate members in a race, and return their returns `[P, k]` of k episodes.
+    """Evaluate members in a race; return their returns `[P, k]` of the first k of `n` episodes.
 
-    A member stops playing as soon as its rank can change no decision.
-
-    A racer's row has the returns of the episodes that it played, and estimates of the rest. Rows of other members are
-    NaN.
+    A member stops playing as soon as its rank can change no decision: who leads (has the highest mean return), and who
+    wins each tournament. The leader plays all k episodes. The row of another racer has estimates for the episodes that
+    it did not play. Rows of members that take no part are NaN.
 
     Args:
         play: a function `(members, episodes) → returns [members, episodes]`.
         racers: the members that take part.
         met: `[T, m]`, the m members that meet in each of T tournaments.
         members: `P`.
-        n: the most episodes. The leader plays all k episodes.
-        bar: the mean return from which on the leader is confirmed. If the leader is clearly below it, k is less than n,
-            else k = n.
+        n: the most episodes.
+        bar: the least mean return at which a second, longer evaluation may confirm the leader. If only the leader still
+            plays and is clearly below `bar`, the race ends early with k < n, else k = n.
     """
     returns, played = np.full((members, n), np.nan), np.zeros(members, np.int64)
     decides = np.eye(members, dtype=bool)  # [P, P], pairs whose order matters
@@ -114,17 +113,19 @@ def reached(returns: np.ndarray, bar: float, lowest: float, n: int, errors: floa
     """Return whether the returns `[k]` of the first episodes show that the mean of all `n` episodes will be at or above
     `bar`.
 
-    This is a test by betting without replacement (Waudby-Smith & Ramdas, 2020, https://arxiv.org/abs/2006.04347). It is
-    wrongly True in at most one case of twenty, however often it is repeated as episodes end. At each return x, a
-    bettor's capital is multiplied by (x − lowest) / (m − lowest). Here m is the mean that the episodes from x on must
-    have to bring the mean of all to the bar. The result is True if the capital is twenty-fold, or if an m is not above
-    `lowest`, so that the bar will be reached for certain. If the mean of all were below the bar, the capital would not
-    grow on average, and would rarely be twenty-fold (Ville's inequality).
+    The test may be repeated as episodes end; it is then wrongly True in at most one case of twenty. It bets without
+    replacement (Waudby-Smith & Ramdas, 2020, https://arxiv.org/abs/2006.04347):
+
+    - Each return x multiplies a bettor's capital by (x − lowest) / (m − lowest). Here m is the mean that the episodes
+      from x on must have to bring the mean of all to the bar.
+    - The result is True if the capital has become twenty-fold. If the mean of all were below the bar, the capital would
+      not grow on average, and would rarely become twenty-fold (Ville's inequality).
+    - The result is also True if an m is not above `lowest`, so that the bar will be reached for certain.
 
     Args:
         returns: the returns so far, in the order of the seeds; one that is not finite counts as `lowest`.
         bar: the mean to be reached.
-        lowest: a number that no return is below. If a return equals it, the result is False.
+        lowest: a number below which no return can be. If one of `returns` equals it, the result is False.
         n: the number of all episodes.
         errors: the number of standard errors by which the mean so far and the mean of all episodes must exceed `bar`.
             The standard error of the mean of all is estimated as if one more episode had the return `lowest`.

@@ -1,5 +1,4 @@
-"""A run: generation after generation a searcher says who lives, these live on what their regime gives and are scored,
-and the searcher says what becomes of each."""
+"""A run: in each generation some members train and are scored, and a search strategy decides what becomes of each."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class Session(Generic[JobT]):
         tracker: the object that shows progress and warnings on the console and writes them to the log.
         trackers: the block `tracking` of the parameters.
         home: the folders and lock files.
-        described: the part of a policy's description that depends on the problem, as JSON data.
+        described: the part of `policy.json` that is equal for all members, such as the spaces, as JSON data.
         problems: a function that is called between ticks and returns warnings for the user.
     """
 
@@ -241,7 +241,8 @@ class Session(Generic[JobT]):
         write_timing(self.home.state / tracking.LOG, self.run.curve, self.home.folder)
 
     def end(self) -> None:
-        """Copy the outs into the tracking record, and remove all checkpoints of the run, for every number of shards."""
+        """Copy the outs into the tracking record, and remove all checkpoints of the run, whatever number of shards
+        wrote them."""
         tracking.finish(self.trackers, self.home.state, self.home.folder)
         for each in {self.store.folder, *self.home.state.glob("checkpoints*")}:
             CheckpointStore(each).clear()

@@ -55,7 +55,8 @@ class Spec(ABC):
         algo: the module of the algorithm.
         algo_config: the algorithm's block of the parameters.
         device: the device of the members' tensors.
-        cohorts: `runtime.cohorts`: `merged` lets unlike members share a padded batch, `exact` only like members.
+        cohorts: the setting `runtime.cohorts`: whether the networks of unlike members, for example of other widths, may
+            be computed as one padded batch (`merged`) or not (`exact`).
         paths: which fast implementations training uses.
     """
 
@@ -78,8 +79,10 @@ class Spec(ABC):
     @property
     @abstractmethod
     def made_for(self) -> Mapping[str, Any]:
-        """JSON data that identifies what members are made for besides the algorithm: the environment's spaces, or the
-        base model."""
+        """The environment's spaces, or an identifier of the base model, as JSON data.
+
+        The data is stored with members, and has to be equal in a run that reads them.
+        """
 
     @property
     @abstractmethod
@@ -131,8 +134,10 @@ class Spec(ABC):
 
     @property
     def seeds_apart(self) -> bool:
-        """Whether the seeds of an evaluation are independent: the evaluation can then be divided by seeds with the same
-        results."""
+        """Whether a seed of an evaluation alone determines its episode.
+
+        If so, processes can divide the seeds among them without a change of results.
+        """
         return False
 
     @property
@@ -161,7 +166,7 @@ class Spec(ABC):
 
     @property
     def traits(self) -> Traits:
-        """The facts about the algorithm that mutation operators need."""
+        """The facts about the algorithm that mutation operators need, such as the ranges of hyper-parameters."""
         fields = self.algo.Config.model_fields
         return Traits(
             widths=self.widths,
@@ -278,7 +283,8 @@ class EnvSpec(Spec):
 
     @property
     def made_for(self) -> Mapping[str, Any]:
-        """The environment's spaces as JSON data, which identify what members are made for besides the algorithm."""
+        """The environment's spaces as JSON data, which is stored with members, and has to be equal in a run that reads
+        them."""
         return self.spaces.to_json()
 
     @property
@@ -333,10 +339,9 @@ class EnvSpec(Spec):
 
     @property
     def seeds_apart(self) -> bool:
-        """Whether the seeds of an evaluation are independent: the evaluation can then be divided by seeds with the same
-        results.
+        """Whether processes can divide an evaluation by its seeds without a change of results.
 
-        A seed determines one episode, so this is True, unless evaluation episodes are added to the replay buffers.
+        A seed alone determines its episode, so this is True unless evaluation episodes are added to the replay buffers.
         """
         return not self.learns_from_evaluation
 
@@ -502,10 +507,10 @@ def first_members(spec: Spec, size: int) -> tuple[list[Member], list[Mutation]]:
 
 
 def go_on(spec: Spec, trained: Sequence[Member], fresh: Sequence[Member]) -> tuple[list[Member], list[Mutation]]:
-    """Return a population that continues from trained members, in the slots of fresh ones, and its mutations (all
-    `NONE`).
+    """Return a population that continues from trained members, and its mutations (all `NONE`).
 
-    Trained members are used in order, and again from the first if there are fewer of them than slots.
+    Each member of `fresh` is replaced by a copy of a trained one, with the slot, id and key of the fresh member.
+    Trained members are used in order, and again from the first if there are fewer of them.
 
     Raises:
         DataError: the trained members have other networks than the configuration asks for.

@@ -31,8 +31,8 @@ class Tally:
 
     Attributes:
         sums: `[3 + K, P]` float64: returns, lengths, number of episodes, and each agent's returns.
-        running: `[2 + K, R]` float64: return and length so far of the running episodes, and each agent's return. The
-            memory of `sums` and `running` never changes.
+        running: `[2 + K, R]` float64: return and length so far of the running episodes, and each agent's return.
+            `sums` and `running` are changed in place, and never replaced by other tensors.
         score: whether a team's return is the `sum` or the `mean` of the agents' returns.
     """
 
@@ -68,10 +68,10 @@ class Tally:
             self.settle()
 
     def settle(self, good: Tensor | None = None) -> None:
-        """Add all stored rewards and episodes to `sums`.
+        """Add to `sums` the episodes that ended since the last call, and to `running` the rewards of the others.
 
-        `good` `[R]` bool may be given if exactly one step was added since the last call. An episode that ended in this
-        step then counts only if its environment's entry is True.
+        `good` `[R]` bool is True in each environment whose episode ended and counts; None counts all that ended. It may
+        be given only if exactly one step was added since the last call.
         """
         if self._whole:
             slots, returns, lengths, *own = (np.concatenate(each) for each in zip(*self._whole, strict=True))
@@ -109,7 +109,7 @@ class Tally:
     def adopt(self, slots: Sequence[int], rows: Tensor | None = None) -> None:
         """Begin a generation: clear the sums of these slots.
 
-        `rows` has the indices of the slots' environments; None for all environments.
+        `rows` has the indices of the environments whose rewards `add` receives from now on; None for all environments.
         """
         self.settle()
         self._rows = rows
@@ -123,16 +123,17 @@ class Tally:
     def in_c(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the tensors into which the C kernels add episodes. Call `settle` before the kernels run.
 
-        The tensors are the returns of running episodes, the sums and the counts of ended ones, and the steps of broken
-        ones.
+        The tensors are the returns of the running episodes `[R]`, and of each member `[P]` the sum of the returns and
+        the number of its ended episodes, and the steps of its broken ones.
         """
         return self.running[0], self.sums[0], self.sums[2], self._lost
 
     def took(self, steps: int, living: Sequence[int], length: Tensor) -> None:
-        """Add the lengths of finished episodes after the C kernels took `steps` steps in each of the slots `living`.
+        """Add the lengths of finished episodes to `sums`, after the C kernels took `steps` environment steps for each
+        of the slots `living`.
 
-        `length` `[R]` is the new length of the unfinished episodes. All other steps belong to episodes that ended, or
-        to broken episodes, which do not count.
+        `length` `[R]` is the length so far of the unfinished episodes. The steps that belong neither to these nor to
+        broken episodes are the lengths of the finished ones.
         """
         gone = (self.running[1] - length).view(self.sums.shape[1], -1).sum(dim=1)
         gone[list(living)] += steps

@@ -45,8 +45,8 @@ class TextSpec(Spec):
 
     @property
     def made_for(self) -> Mapping[str, Any]:
-        """The digest (hash) of the base model as JSON data, which identifies what members are made for besides the
-        algorithm."""
+        """The digest (hash) of the base model as JSON data, which is stored with members, and has to be equal in a run
+        that reads them."""
         return {"base": self.base.digest}
 
     @property
@@ -64,8 +64,10 @@ class TextSpec(Spec):
 
     @property
     def widths(self) -> dict[str, Widths]:
-        """The input and output width of every network, by the network's name. The policy's entry also holds the base
-        model."""
+        """The input and output width of every network, by the network's name.
+
+        If members adapt a base model, the policy's entry also holds that model, see `Adapted`.
+        """
         networks: Any = self.algo.networks  # of words, where others have spaces
         found = dict(networks(self.algo_config, self.base.words))
         return found if self.base.length else {**found, self.algo.POLICY: Adapted.of(self.base)}

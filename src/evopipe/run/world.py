@@ -176,8 +176,9 @@ class World:
         """Return the results of the step `step` as tensors: next observation, reward, terminated, truncated and broken,
         `[P, E, …]` each.
 
-        For a team `next_alive` follows. `broken` is True where nothing can be learned from the step: a number is not
-        finite, no action is legal, or an agent had left or its action was set by the environment.
+        For a team `next_alive` follows, which says whether each agent acts next: ACTS, CUT or GONE, constants of
+        `evopipe.types`. `broken` is True where nothing can be learned from the step: a number is not finite, no action
+        is legal, or an agent had left or its action was set by the environment.
         """
         gave = [step.obs, step.reward, step.terminated, step.truncated]
         if self._idle is None:
@@ -461,11 +462,10 @@ class TensorWorld:
 
     @property
     def bearable(self) -> int:
-        """The number of ticks (steps of all environments) that may be taken before the next call of `refuse_broken`, at
-        least 1.
+        """The number of ticks (steps of all environments) after which `refuse_broken` has to be called, at least 1.
 
-        Even if all transitions of these ticks are broken, the number of broken transitions does not exceed the limit of
-        `refuse_broken` before that call.
+        If it is more than 1, so few ticks cannot exceed the limit of `refuse_broken`, even if all transitions are
+        broken.
         """
         if self.pool.sound:
             return self._clock.generation_ticks

@@ -127,8 +127,9 @@ def served(cfg: ShardsConfig) -> bool:
 def make(about: Mapping[str, Any], together: Any = None) -> tuple[Spec, Regime, Clock]:
     """Return configuration, training loop (regime) and clock for one shard, made from the message `about`.
 
-    The message has all parameters (`params`), the project's `folder` and the `keys` of the shard's members. `together`
-    describes the processes if several form one shard, each of which computes a part of the rows; else it is None.
+    The message has all parameters (`params`), the project's `folder` and the random `keys` of the shard's members. With
+    `held out`, the number of environments for each member, the final evaluation takes the place of the training loop.
+    `together` is the `language.together.Together` of the processes that form this shard; None if it is one process.
     """
     params, keys = parse_params(about["params"]), np.array(about["keys"], np.int64)
     alone = params.runtime.shards.resources.get("cpu", 1.0) < 2  # with its one CPU it does all by itself

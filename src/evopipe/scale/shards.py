@@ -163,9 +163,9 @@ class Shards:
 
     @property
     def measures(self) -> Measures | None:
-        """The algorithm's statistics of every member in each generation, collected from the shards.
+        """The means of every member in each generation, such as its mean loss, collected from the shards.
 
-        The value is None if the algorithm reports no statistics.
+        The value is None if the shards' regimes have no attribute `measures`.
         """
         if self._measured is None:
             return None

@@ -186,8 +186,10 @@ class EnvConfig(Schema):
 
     @property
     def on_gymnasium(self) -> EnvConfig:
-        """The same environment with Gymnasium's backend; a user's own environment in tensors or in C is returned
-        unchanged."""
+        """This block with `backend: sync`, for uses that need the environment as Gymnasium steps it.
+
+        The block of a user's own environment in tensors or in C is returned unchanged.
+        """
         if self.source is not None or (self.backend == "torch" and self.id.partition(":")[2].isidentifier()):
             return self
         return self.model_copy(update={"backend": "sync"})

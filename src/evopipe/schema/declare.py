@@ -112,8 +112,10 @@ def ordered(*names: str) -> Any:
 
 
 def unknown_key(name: str, known: Collection[str]) -> str:
-    """Return a sentence about the key `name` that a block does not have, with the key of `known`, the block's keys,
-    that was probably meant."""
+    """Return an error message about the key `name`, which a block does not have.
+
+    The message suggests the key that was probably meant, or lists the block's keys, `known`.
+    """
     return f"unknown key{spellings.here(name, known) or suggestion(name, known)}"
 
 

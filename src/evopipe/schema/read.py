@@ -55,7 +55,9 @@ def _entries(node: Node) -> list[tuple[Any, Node]]:
 
 
 def read_yaml(path: str | os.PathLike[str]) -> _Document:
-    """Read a YAML file that has one mapping, with the line and column of every key.
+    """Read a YAML file that has one mapping.
+
+    The result has the mapping as `data`; its method `mark` returns the line and column of a key.
 
     Raises:
         MissingInputError: there is no such file, or it may not be read.
@@ -89,10 +91,10 @@ def read_yaml(path: str | os.PathLike[str]) -> _Document:
 
 
 def parse_yaml(text: str, name: str) -> _Document:
-    """Parse a text that has one YAML mapping; error messages begin with `name`.
+    """Parse a text that has one YAML mapping; the result is that of `read_yaml`.
 
     Raises:
-        ParamsError: see `read_yaml`.
+        ParamsError: see `read_yaml`; the message begins with `name`.
     """
     data, root = _parsed(text, name)
     if root is None:

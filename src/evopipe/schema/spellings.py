@@ -80,9 +80,11 @@ _OURS: dict[str, tuple[str, ...]] = {
 
 
 def here(word: str, known: Container[str]) -> str:
-    """Return the end of a sentence that says what another library's parameter `word` is called in evopipe.
+    """Return the end of an error message about the unknown key `word`: what this parameter of another library is called
+    in evopipe.
 
-    `known` are the keys of the block in which the word was found. The result is empty if the word is no such parameter.
+    `known` are the keys of the block in which the word was found; only these and dotted keys of other blocks are
+    suggested. The result is empty if there is none.
     """
     names = _OURS.get(word.casefold(), ())
     return next((f": it is named `{name}` here" for name in names if name in known or "." in name), "")

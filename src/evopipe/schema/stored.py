@@ -56,13 +56,13 @@ class StoredArch(_Stored):
     """The schema of a perceptron's architecture in a JSON file, see `core.arch.Arch.to_json`.
 
     Attributes:
-        encoder, head: the blocks of hidden layers, each as a list of numbers; see `core.arch`.
+        encoder, head: the hidden layers, each as a pair of width and whether it is blended, see `core.layout.Block`.
         latent: the width between encoder and head.
         activation: the name of the activation function.
         layer_norm: whether there is layer normalisation before every activation.
-        images: the positions and shapes of images in an observation.
-        convs: the convolution layers.
-        kind: the kind of the encoder.
+        images: the images in an observation, each as (first column, channels, height, width).
+        convs: the convolution layers, each as (channels, kernel, stride, padding).
+        kind: the kind of the encoder, such as `mlp`.
     """
 
     encoder: _Blocks
@@ -145,11 +145,11 @@ class StoredSpaces(_Stored):
     Attributes:
         observations: the number of values in an observation.
         observation: the arrays of a nested observation; null for a plain vector.
-        actions: the number of actions, or of an action's dimensions.
+        actions: the number of discrete actions, summed over the entries of an action; or of a Box's dimensions.
         action_start: the smallest action of a Discrete space.
-        action_kind: the kind of a space of several choices; null for other spaces.
+        action_kind: `multidiscrete` or `multibinary` if an action has several discrete entries; null for other spaces.
         action_shape: the shape of the environment's own action.
-        action_choices, action_starts: the number of values of each entry of an action, and its smallest value.
+        action_choices, action_starts: the number of values of each such entry, and its smallest value.
         action_low, action_high: the bounds of a Box; null for other spaces.
     """
 

@@ -27,8 +27,10 @@ def dump_yaml(data: Any, on_one_line: bool = False) -> str:
 
 
 def block(name: str, values: BaseModel) -> str:
-    """Return a block called `name` as YAML text, indented by one level: an algorithm's below `algos`, or a strategy's
-    below `search`."""
+    """Return a block as YAML text under the key `name`, indented by one level.
+
+    It is the block of the algorithm `name` below `algos`, or of the search strategy `name` below `search`.
+    """
     return "\n".join((f"{_INDENT}{name}:", *entries(values, 2 * _INDENT))) + "\n"
 
 
