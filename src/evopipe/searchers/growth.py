@@ -82,9 +82,11 @@ class Search:
         return Plan((self.active,), self.config.slice or self.about.generation)
 
     def step(self, history: History, draw: Draw) -> list[Fate]:
-        """Choose the member that trains next: one of the present members, a new trial, or a child of the leader.
+        """Choose the member that trains next: a present member, a new trial, or a child of the leader.
 
-        A new trial or child takes a free slot; all other members are kept.
+        The leader is the member that is projected to reach the target first. A new trial or child goes to a slot whose
+        member has never trained, or else replaces a member that diverged or has finished its training. All other
+        members are kept.
         """
         self.slices += 1
         found = history.waiting()

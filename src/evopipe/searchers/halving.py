@@ -157,8 +157,10 @@ class Ladder:
         return self._level(member.steps)
 
     def on_its_way(self, member: Living) -> bool:
-        """Return whether a member that trained in the last generation is healthy and has not reached its next rung
-        yet."""
+        """Return whether a member is healthy and reached no new rung in the last generation in which it trained.
+
+        The member must have trained.
+        """
         curve = self.curves[member.id]
         return member.healthy and self.level(member) == (self._level(curve[-2][0]) if len(curve) > 1 else 0)
 
@@ -178,9 +180,9 @@ class Ladder:
         return None
 
     def standing(self, member: Living) -> tuple[int, float]:
-        """Return a sort key by which the first member is the first to be replaced.
+        """Return a member's sort key in the order in which members are replaced, the first to be replaced first.
 
-        Diverged members come first, then members of the lowest rung, the worst score first.
+        Diverged members come first. Then come the members of the lowest rung, the worst score first, and so on upwards.
         """
         level = self.level(member)
         return (level, self.reached[level - 1].get(member.id, -math.inf)) if member.healthy else (-1, 0.0)

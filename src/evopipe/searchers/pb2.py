@@ -99,8 +99,9 @@ class Search(Stateless):
 def changes(history: History) -> Iterator[tuple[Any, int, float]]:
     """Yield (hyper-parameters, generation, change of the score) for every member and every generation except the first.
 
-    The change is −∞ if the member diverged in the generation. After a return to an earlier generation, the next
-    generation yields nothing.
+    The hyper-parameters are those with which the member trained in that generation. The change is its score after the
+    generation minus the score with which it began: its own or, for a copy, its parent's. The change is −∞ if the member
+    diverged. After the run went back to an earlier generation, the next generation yields nothing.
     """
     before: dict[int, float] = {}  # the score with which each slot's member began the generation
     for record in history.records:
@@ -163,8 +164,9 @@ class Bandit:
         points: `[N, D + 1]`, points with known gains; the last column is the time.
         gains: `[N]`, the change of the score at each point.
         time: the generation for which points are chosen.
-        here: points `[D]` of members that keep their hyper-parameters in this generation.
-        kernel: the covariance function; None fits that of `covariance`.
+        here: the points `[D]` of the members that keep their hyper-parameters in this generation.
+        kernel: the covariance function, which is used as it is. With None it is the result of `covariance()`, and its
+            values are fitted to the points.
     """
 
     def __init__(
@@ -216,7 +218,8 @@ class Bandit:
     def bound(self, points: np.ndarray, certain: Any) -> np.ndarray:
         """Return the upper confidence bounds μ + √β σ of points `[n, D]`, as `[n]`.
 
-        `certain` is a second process that gives σ; it was also fitted to the points of members in this generation.
+        The fitted process gives the mean μ. `certain`, a second Gaussian process of scikit-learn, gives the deviation
+        σ; it also knows the points at which members will train in this generation.
         """
         timed = np.column_stack([points, np.full(len(points), float(self.time))])
         noise = certain.kernel_.k2.noise_level  # of a score, not of the function

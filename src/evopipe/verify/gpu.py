@@ -57,7 +57,9 @@ _Finding: TypeAlias = tuple[str, str, bool | None]
 
 
 def find_device(kind: str) -> torch.device:
-    """Return the torch device to be checked, for `kind` `cpu`, `cuda` or `auto`, after torch was configured for it.
+    """Configure torch for a kind of device, and return the device to be checked.
+
+    `kind` is `cpu`, `cuda`, or `auto` for CUDA if there is a device, else the CPU.
 
     Raises:
         ResourceError: the kind is `cuda`, and torch finds no CUDA device.

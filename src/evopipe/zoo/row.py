@@ -86,7 +86,7 @@ class Curve(_Stored):
         env_steps: the population's environment steps of training so far.
         eval_steps: the population's environment steps of evaluation so far.
         elite: the elite's fitness.
-        seconds: the measured seconds.
+        seconds: the duration of the generation.
     """
 
     env_steps: tuple[int, ...]
