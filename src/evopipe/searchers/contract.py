@@ -114,7 +114,7 @@ class History:
         records: the lineage, one record a generation; the first is of the initial members.
         generation: the number of generations that are over.
         spent: environment steps so far, of training, evaluation and confirmation.
-        trials: the number of members so far that began with initial weights, whether or not they have trained.
+        trials: the number of the next new trial; the initial members and all earlier trials have lower numbers.
     """
 
     members: Sequence[Living]

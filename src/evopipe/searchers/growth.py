@@ -50,8 +50,8 @@ class Config(Schema):
 
 
 def problems(config: Config, about: About) -> Iterator[Problem]:
-    """Yield a (key, sentence) pair for each setting of the strategy that does not fit the run, whose facts are
-    `about`."""
+    """Yield a (path, sentence) pair for each setting in `config` that does not fit the run: the setting's path of keys,
+    and what is wrong with it. `about` holds the facts about the run."""
     if config.slice is not None and about.budget is not None and config.slice > about.budget:
         yield ("slice",), f"the run ends before (search.budget: {about.budget}); lower it, or raise search.budget"
 

@@ -38,8 +38,8 @@ class Config(Schema):
 
 
 def problems(config: Config, about: About) -> Iterator[Problem]:
-    """Yield a (key, sentence) pair for each setting of the strategy that does not fit the run, whose facts are
-    `about`."""
+    """Yield a (path, sentence) pair for each setting in `config` that does not fit the run: the setting's path of keys,
+    and what is wrong with it. `about` holds the facts about the run."""
     life = about.life if config.steps is None else config.steps
     if life > about.life:
         yield ("steps",), f"no member lives that long (train.max_steps: {about.life}); lower it"
