@@ -1,4 +1,4 @@
-"""The few types that every room shares. Shapes in docstrings and comments use these letters:
+"""The few types that all packages share. Shapes in docstrings and comments use these letters:
 
 `P` members · `E` environments per member · `T` time · `B` batch · `U` updates · `O` observation · `A` actions · `H`
 hidden units · `N` parameters of one network · `R` rows of an environment pool (`P × E`) · `K` agents of a team

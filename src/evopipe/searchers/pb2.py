@@ -117,8 +117,8 @@ def changes(history: History) -> Iterator[tuple[Any, int, float]]:
 def covariance(variance: float = 1.0, length: float = 0.5, epsilon: float = 0.1, noise: float = 0.1) -> Any:
     """Return the covariance function of the Gaussian process, as a kernel of scikit-learn over points `[N, D + 1]`.
 
-    A point has D coordinates of hyper-parameters, then the time. Its covariance over time alone is the drift (1 −
-    ε)^(|t − t′| / 2), which equals the Matérn covariance of ν = ½ with the length −2 / log(1 − ε).
+    A point has D coordinates of hyper-parameters, then the time. Over time alone, the covariance equals the Matérn
+    covariance of ν = ½ with the length −2 / log(1 − ε), which is the drift (1 − ε)^(|t − t′| / 2).
 
     Args:
         variance: the initial variance of the process; all four values are fitted later.

@@ -1,4 +1,4 @@
-"""A schedule: nothing is searched; at steps that are known beforehand hyper-parameters take values that are known, too.
+"""A schedule: nothing is searched; hyper-parameters take given values at given steps.
 
 It is how `evopipe replay` trains an elite's schedule of values from scratch: what a search found should be as good
 again with other seeds (as the schedules of Jaderberg et al., 2017, were retrained in figure 5).

@@ -45,7 +45,8 @@ class ComparedOut:
         deps: the paths on which the stage depends.
         a, b: the hashes of the out in the first and in the second run; empty if the out is missing.
         verdict: `same`, `DIFFERENT`, or `missing` in one run. `measured` is an out with durations, which always differ.
-            An out that depends on training may also be `close` (its numbers are almost the same) or `learned anew`.
+            An out that depends on training may also be `close` (its numbers are almost the same) or `learned anew`
+            (they are not).
         notes: sentences that explain the verdict.
     """
 
@@ -67,8 +68,8 @@ def compare(one: Path, two: Path, tolerance: float | None = None) -> list[Compar
     """Compare two folders in which the same pipeline ran; return one row for each out, in the order of the stages.
 
     With a tolerance, `one` is the folder of the committed run, in which outs may be unavailable. Outs that depend on
-    training may then differ. The elite's score may differ too: by this share of the committed score, or as far as both
-    95 % intervals overlap.
+    training may then differ. The elite's score may differ by this share of the committed score, and by more if both 95
+    % intervals overlap.
 
     Raises:
         MissingInputError: the score in one of the folders is missing.

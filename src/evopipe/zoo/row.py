@@ -1,4 +1,4 @@
-"""The rows of the zoo: which there are, what was published of them, and what their seeds came to."""
+"""The rows of the zoo: their list, the scores that others published, and the recorded results of each seed."""
 
 from __future__ import annotations
 
