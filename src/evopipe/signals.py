@@ -26,10 +26,11 @@ _Handler = Callable[[int, FrameType | None], Any] | int | None
 class StopSignal:
     """A context manager that turns SIGINT, SIGTERM and SIGHUP into a flag that a training loop checks between updates.
 
-    The first signal only sets `signum`; the loop then finishes its update, saves its state and raises
-    `errors.Interrupted(stop.signum, ...)`. Users' code under a `Watchdog` has `watchdog.GRACE` seconds to return. A
-    second SIGINT raises `KeyboardInterrupt` at once. A SIGHUP that was ignored before (`nohup`) stays ignored. Python
-    delivers signals to the main thread only; in another thread `signum` stays None.
+    The flag is the attribute `signum`: None, then the number of the first signal. The loop then finishes its update,
+    saves its state and raises `errors.Interrupted(stop.signum, ...)`. From the first signal on, code of users that runs
+    under a `Watchdog` must return within `watchdog.GRACE` seconds. A second SIGINT raises `KeyboardInterrupt` at once.
+    A SIGHUP that was ignored before (`nohup`) stays ignored. Python delivers signals to the main thread only; in
+    another thread `signum` stays None.
     """
 
     def __init__(self) -> None:
@@ -64,11 +65,11 @@ class StopSignal:
 def watch_ancestors() -> None:
     """Make this process stop when the `dvc` process that started it ends for any reason.
 
-    A `dvc repro` that is killed leaves the stage's command running, and the next `dvc repro` would start a second
-    writer beside it. Under DVC (`DVC_STAGE` is set), this function asks the kernel for SIGTERM at the parent's death. A
-    daemon thread waits for the nearest `dvc` ancestor too, because the shell in between may live longer. A `StopSignal`
-    turns the SIGTERM into save and exit. A process that has not ended a minute later hangs in foreign code, and is
-    killed. On systems other than Linux nothing happens.
+    If `dvc repro` is killed, the stage's command would run on, and the next `dvc repro` would start a second process
+    that writes the same files. This function therefore asks the kernel to send SIGTERM when the parent ends. A daemon
+    thread also waits for the nearest `dvc` ancestor, because a shell in between may live longer; it sends SIGTERM, and
+    SIGKILL a minute later. A `StopSignal` turns the SIGTERM into save and exit. Without DVC (`DVC_STAGE` is not set),
+    and on systems other than Linux, nothing happens.
     """
     if not os.environ.get("DVC_STAGE") or not sys.platform.startswith("linux"):
         return

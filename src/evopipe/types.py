@@ -1,4 +1,4 @@
-"""The few types that every room shares. Shapes in docstrings and comments use these letters:
+"""The few types that all packages share. Shapes in docstrings and comments use these letters:
 
 `P` members · `E` environments per member · `T` time · `B` batch · `U` updates · `O` observation · `A` actions · `H`
 hidden units · `N` parameters of one network · `R` rows of an environment pool (`P × E`) · `K` agents of a team
@@ -97,15 +97,15 @@ class Spaces:
 
     Attributes:
         observations: O, the number of values in an observation.
-        actions: A, the width of a mask of legal actions and of a policy's outputs: the number of all choices together,
-            of bits, or of the values in a continuous action.
+        actions: A, the width of a policy's outputs and of a mask of legal actions. It is the number of choices (summed
+            over all indices), of bits, or of values in a continuous action.
         continuous: whether an action is a vector in [-1, 1]^A.
         images: the columns of an observation that are images.
         kind: the kind of an action. `discrete` is an index below A; `multidiscrete` is D indices, each below a number
             of its own; `multibinary` is D bits; `continuous` is a vector. If it is empty, it becomes `continuous` or
             `discrete`.
         choices: the number of choices of each index of an action; it must be given for `multidiscrete`.
-        one_hot: pairs (first, end) of columns of an observation that hold a one-hot code.
+        one_hot: ranges (first, end) of columns of an observation that hold a one-hot code; `end` is not included.
         team: the team; None for a single agent.
     """
 
@@ -226,7 +226,7 @@ class Chosen(NamedTuple):
 class Sequences:
     """A minibatch of B sequences of L consecutive steps for each of P members; without a recurrent network L is 1.
 
-    The agents of a team are adjacent in the axis B, at the same ticks (steps) of the same environment.
+    For a team, the sequences of all agents over the same steps of the same environment are adjacent in the axis B.
 
     Attributes:
         obs: `[P, B, L, O]` float32, the observations.
@@ -238,8 +238,8 @@ class Sequences:
         target: `[P, B, L]`, the targets of the state values.
         begins: `[P, B, L]` bool, True at the first step of an episode.
         memory: `[P, B, M]`, the recurrent state before the first step of each sequence.
-        weight: `[P, B, L]`, the weight of each step in the loss. A member's weights sum to 1; pads, and all steps of a
-            member that has no minibatch, have weight 0.
+        weight: `[P, B, L]`, the weight of each step in the loss. A member's weights sum to 1. Padding, and all steps of
+            a member that has no minibatch, have weight 0.
     """
 
     obs: Tensor
@@ -298,10 +298,11 @@ class Text:
 
     Attributes:
         ids: `[P, B, L]` int64, the tokens.
-        real: `[P, B, L]` bool, False in pads.
+        real: `[P, B, L]` bool, False for padding.
         mask: `[P, B, T]` bool, the tokens to learn from: those that the member wrote, or those of the dataset's
             completion.
-        turn: `[P, B, T]` int64, the number of the turn that each token belongs to.
+        turn: `[P, B, T]` int64, the index of the turn in which each token was written, for episodes of several turns;
+            else 0.
         log_prob: `[P, B, T]`, the log-probability of each token when it was generated, at temperature 1.
         reference: `[P, B, T]`, the log-probability of each token under the base model.
         value: `[P, B, T]`, the state value before each token when it was generated.
@@ -328,15 +329,15 @@ class Text:
 class Games:
     """A minibatch of B games for each of P members, each game a sequence of `L` tokens.
 
-    Entry j of a tensor with `L - 1` columns belongs to the state after token j, in which token j + 1 is the action. See
-    `ops.language.games`.
+    Tensors with `L - 1` columns describe states: column j is the state after token j, and token j + 1 is the action in
+    it. The player writes some of these tokens, the environment the others. `ops.language.games` makes the tensors.
 
     Attributes:
         ids: `[P, B, L]` int64, the tokens.
         acts: `[P, B, L - 1]` bool, True if the player writes the next token.
-        reward: `[P, B, L - 1]` float32, the reward from this state until the player writes again.
-        after: `[P, B, L - 1]` int64, the column of the state in which the player writes again; that of the last token
-            if the player never does.
+        reward: `[P, B, L - 1]` float32, the sum of the rewards from this state until the player's next turn to write.
+        after: `[P, B, L - 1]` int64, the column of the next state in which the player writes; the column of the game's
+            last token if there is none.
         over: `[P, B, L - 1]` bool, True if the game is over by then.
     """
 

@@ -43,14 +43,17 @@ class Watchdog:
     """A reusable context manager that limits the time of foreign code and undoes some of its side effects. Contexts do
     not nest.
 
-    Code that makes no progress for `seconds` is ended by the exception `Hung`, at most a quarter of that time later.
-    After `hurry`, the limit is `grace` seconds (None: `GRACE`). `what` names the parameter that sets the seconds, for
-    the message; a changed return value of `progress` counts as progress.
+    Code that makes no progress for too long is ended by the exception `Hung`. The limit needs the main thread, a system
+    with SIGALRM, and code that Python can interrupt: an extension that holds the GIL cannot be ended from within its
+    process. If the code uses SIGALRM itself, a second timer enforces the limit on Linux. A call of `os._exit` in the
+    code raises SystemExit instead. On exit the working folder, torch's default dtype and torch's gradient mode are as
+    they were before.
 
-    The limit needs the main thread, a system with SIGALRM, and code that Python can interrupt: an extension that holds
-    the GIL cannot be ended from within its process. If the code uses SIGALRM itself, a second timer checks on Linux.
-    `os._exit` in the code raises SystemExit instead. On exit the working folder, torch's default dtype and torch's
-    gradient mode are as they were before.
+    Args:
+        seconds: the longest time without progress. `Hung` is raised at most a quarter of that time later.
+        what: the parameter that sets the seconds, for the message of `Hung`.
+        progress: a function whose return value changes when the code makes progress.
+        grace: the limit in seconds, if smaller, after a call of `hurry`; None for `GRACE`.
     """
 
     def __init__(

@@ -52,15 +52,16 @@ class About:
 
     Attributes:
         size: the number of slots of the population, `P`.
-        life: environment steps of a trial's full training, `train.max_steps`.
-        generation: environment steps between two decisions, `train.evo_steps`.
+        life: environment steps of one member's full training, `train.max_steps`.
+        generation: environment steps that a member trains in one generation, `train.evo_steps`.
         space: the bound of each searched hyper-parameter, by its name.
         seed: the run's seed.
-        budget: environment steps of all kinds after which the run ends; None if it has none.
-        target: the score that ends the run; None if it has none.
-        proposer: the method that chooses a new trial's values, `search.proposer`.
-        mutate_elite: whether the fittest member's own copy mutates too.
-        configured: the value of each searched hyper-parameter in the algorithm's own block.
+        budget: the population's environment steps, of training and evaluation together, after which the run ends; None
+            if there is no limit.
+        target: the score that ends the run; None if there is none.
+        proposer: the method that chooses the hyper-parameters of a new trial, `search.proposer`.
+        mutate_elite: whether the fittest member, which elitism keeps in slot 0, is mutated too.
+        configured: the value that the algorithm's own block gives each searched hyper-parameter, by its name.
     """
 
     size: int
@@ -113,7 +114,7 @@ class History:
         records: the lineage, one record a generation; the first is of the initial members.
         generation: the number of generations that are over.
         spent: environment steps so far, of training, evaluation and confirmation.
-        trials: the number of trials so far, including the initial members, whether or not they have trained.
+        trials: the number of the next new trial; the initial members and all earlier trials have lower numbers.
     """
 
     members: Sequence[Living]
@@ -139,7 +140,11 @@ class History:
         return found
 
     def waiting(self) -> list[Fate]:
-        """Return a `Keep` decision for every slot, with the reason `waits` or `has not begun`."""
+        """Return the decision that every member waits, for the caller to replace the entries of slots that train next.
+
+        The result has a `Keep` for each slot; its reason is `waits`, or `has not begun` if the member has never
+        trained.
+        """
         lived = self.curves()
         return [Keep("waits" if member.id in lived else "has not begun") for member in self.members]
 
@@ -150,9 +155,10 @@ class Plan:
 
     Attributes:
         active: the slots whose members train; all other members wait.
-        steps: environment steps of each active member.
-        met: groups of slots that will be ranked among each other, see `train.evaluation: race`; empty if all are ranked
-            together.
+        steps: environment steps that each active member trains.
+        met: groups of slots; the search strategy will compare scores only within a group, so that an evaluation by race
+            (`train.evaluation: race`) can stop once the ranks in every group are clear. Empty if all active members are
+            compared with each other.
     """
 
     active: Sequence[int]
@@ -181,10 +187,11 @@ class Child:
 
     Attributes:
         of: the slot of the member to be copied.
-        change: `drawn` for a mutation drawn by `evolution.mutation`, new values of hyper-parameters by name, or None
-            for no change.
+        change: `drawn` for a random mutation by the settings `evolution.mutation`; a dict for new values of
+            hyper-parameters, by name; None for no change.
         why: the reason, as text.
-        survives: whether the copy is unchanged and keeps the id of the copied member.
+        survives: whether a copy without a change counts as the copied member itself, and keeps its id; other copies get
+            a new id.
     """
 
     of: int
@@ -215,8 +222,8 @@ class Searcher(Protocol):
 
         Args:
             history: the run so far.
-            draw: a function that returns a random generator, with the same draws as in the call of `step` at the end of
-                that generation.
+            draw: a function without arguments. Each call returns a fresh random generator that makes the same draws.
+                The method `step` gets the same draws at the end of the planned generation.
         """
 
     def step(self, history: History, draw: Draw) -> Sequence[Fate] | None:
@@ -226,7 +233,8 @@ class Searcher(Protocol):
 
         Args:
             history: the run so far, including that generation.
-            draw: a function that returns a random generator for this generation.
+            draw: a function without arguments. Each call returns a fresh random generator that makes the same draws,
+                which depend on the generation.
         """
 
     def state(self) -> dict[str, Any]:

@@ -50,8 +50,8 @@ class Config(Schema):
 
 
 def problems(config: Config, about: About) -> Iterator[Problem]:
-    """Yield a (key, sentence) pair for each setting of the strategy that does not fit the run, whose facts are
-    `about`."""
+    """Yield a (path, sentence) pair for each setting in `config` that does not fit the run: the setting's path of keys,
+    and what is wrong with it. `about` holds the facts about the run."""
     if config.slice is not None and about.budget is not None and config.slice > about.budget:
         yield ("slice",), f"the run ends before (search.budget: {about.budget}); lower it, or raise search.budget"
 
@@ -82,9 +82,11 @@ class Search:
         return Plan((self.active,), self.config.slice or self.about.generation)
 
     def step(self, history: History, draw: Draw) -> list[Fate]:
-        """Choose the member that trains next: one of the present members, a new trial, or a child of the leader.
+        """Choose the member that trains next: a present member, a new trial, or a child of the leader.
 
-        A new trial or child takes a free slot; all other members are kept.
+        The leader is the member that is projected to reach the target first. A new trial or child goes to a slot whose
+        member has never trained, or else replaces a member that diverged or has finished its training. All other
+        members are kept.
         """
         self.slices += 1
         found = history.waiting()

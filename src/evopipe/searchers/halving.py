@@ -38,8 +38,8 @@ class Config(Schema):
 
 
 def problems(config: Config, about: About) -> Iterator[Problem]:
-    """Yield a (key, sentence) pair for each setting of the strategy that does not fit the run, whose facts are
-    `about`."""
+    """Yield a (path, sentence) pair for each setting in `config` that does not fit the run: the setting's path of keys,
+    and what is wrong with it. `about` holds the facts about the run."""
     if config.width > about.size:
         yield ("width",), f"there are only {about.size} members (population.size); lower it, or raise population.size"
     if config.rung is not None and config.rung > about.life:
@@ -94,10 +94,11 @@ class Search:
         return Plan(tuple(self.active), self.about.generation)
 
     def step(self, history: History, draw: Draw) -> list[Fate]:
-        """Choose a successor for each active member that reached its rung or diverged.
+        """Choose a successor for each training member that reached its rung or diverged.
 
-        The successor is a waiting member that is promoted, else a member that has not begun, else a new trial. A new
-        trial replaces the worst waiting member.
+        The successor is a waiting member that can be promoted, see `Ladder.promotable`; else a member that has not
+        begun; else a new trial, in the slot of the member that `Ladder.standing` sorts first. All other members are
+        kept.
         """
         ladder = Ladder(history, self.rungs)
         found = history.waiting()
@@ -157,8 +158,10 @@ class Ladder:
         return self._level(member.steps)
 
     def on_its_way(self, member: Living) -> bool:
-        """Return whether a member that trained in the last generation is healthy and has not reached its next rung
-        yet."""
+        """Return whether a member is healthy and reached no new rung in the last generation in which it trained.
+
+        The member must have trained.
+        """
         curve = self.curves[member.id]
         return member.healthy and self.level(member) == (self._level(curve[-2][0]) if len(curve) > 1 else 0)
 
@@ -178,9 +181,9 @@ class Ladder:
         return None
 
     def standing(self, member: Living) -> tuple[int, float]:
-        """Return a sort key by which the first member is the first to be replaced.
+        """Return a member's sort key in the order in which members are replaced, the first to be replaced first.
 
-        Diverged members come first, then members of the lowest rung, the worst score first.
+        Diverged members come first. Then come the members of the lowest rung, the worst score first, and so on upwards.
         """
         level = self.level(member)
         return (level, self.reached[level - 1].get(member.id, -math.inf)) if member.healthy else (-1, 0.0)

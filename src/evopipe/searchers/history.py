@@ -175,8 +175,8 @@ class Origin:
     """The origin of a scored member.
 
     Attributes:
-        parent: the (generation, slot) in which the member was last scored, or else its parent; None if neither was
-            scored before.
+        parent: the (generation, slot) of the score before this one: the member's own, or if it has none, that of its
+            nearest scored ancestor. None if there is no such score.
         mutation: the mutation that made the member.
         why: the reason why the member is in its slot, as text.
     """

@@ -58,8 +58,8 @@ class Config(Schema):
 
 
 def problems(config: Config, about: About) -> Iterator[Problem]:
-    """Yield a (key, sentence) pair for each setting of the strategy that does not fit the run, whose facts are
-    `about`."""
+    """Yield a (path, sentence) pair for each setting in `config` that does not fit the run: the setting's path of keys,
+    and what is wrong with it. `about` holds the facts about the run."""
     least = _FEWEST * len(config.frequencies)
     if about.size < least:
         parts = f"{len(config.frequencies)} sub-populations of at least {_FEWEST} members are {least}"

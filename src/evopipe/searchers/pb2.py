@@ -99,8 +99,9 @@ class Search(Stateless):
 def changes(history: History) -> Iterator[tuple[Any, int, float]]:
     """Yield (hyper-parameters, generation, change of the score) for every member and every generation except the first.
 
-    The change is −∞ if the member diverged in the generation. After a return to an earlier generation, the next
-    generation yields nothing.
+    The hyper-parameters are those with which the member trained in that generation. The change is its score after the
+    generation minus the score with which it began: its own or, for a copy, its parent's. The change is −∞ if the member
+    diverged. After the run went back to an earlier generation, the next generation yields nothing.
     """
     before: dict[int, float] = {}  # the score with which each slot's member began the generation
     for record in history.records:
@@ -116,8 +117,8 @@ def changes(history: History) -> Iterator[tuple[Any, int, float]]:
 def covariance(variance: float = 1.0, length: float = 0.5, epsilon: float = 0.1, noise: float = 0.1) -> Any:
     """Return the covariance function of the Gaussian process, as a kernel of scikit-learn over points `[N, D + 1]`.
 
-    The last column of a point is the time. Over time alone, the covariance is the drift (1 − ε)^(|t − t′| / 2), which
-    equals the Matérn covariance of ν = ½ with the length −2 / log(1 − ε).
+    A point has D coordinates of hyper-parameters, then the time. Over time alone, the covariance equals the Matérn
+    covariance of ν = ½ with the length −2 / log(1 − ε), which is the drift (1 − ε)^(|t − t′| / 2).
 
     Args:
         variance: the initial variance of the process; all four values are fitted later.
@@ -163,8 +164,9 @@ class Bandit:
         points: `[N, D + 1]`, points with known gains; the last column is the time.
         gains: `[N]`, the change of the score at each point.
         time: the generation for which points are chosen.
-        here: points `[D]` of members that keep their hyper-parameters in this generation.
-        kernel: the covariance function; None fits that of `covariance`.
+        here: the points `[D]` of the members that keep their hyper-parameters in this generation.
+        kernel: the covariance function, which is used as it is. With None it is the result of `covariance()`, and its
+            values are fitted to the points.
     """
 
     def __init__(
@@ -216,7 +218,8 @@ class Bandit:
     def bound(self, points: np.ndarray, certain: Any) -> np.ndarray:
         """Return the upper confidence bounds μ + √β σ of points `[n, D]`, as `[n]`.
 
-        `certain` is a second process that gives σ; it was also fitted to the points of members in this generation.
+        The fitted process gives the mean μ. `certain`, a second Gaussian process of scikit-learn, gives the deviation
+        σ; it also knows the points at which members will train in this generation.
         """
         timed = np.column_stack([points, np.full(len(points), float(self.time))])
         noise = certain.kernel_.k2.noise_level  # of a score, not of the function

@@ -1,4 +1,4 @@
-"""Proposers: what gives a new trial its values, within the space of the search (`search.proposer`).
+"""Proposers, which choose the hyper-parameters of new trials within the space of the search (`search.proposer`).
 
 - `random` draws every value by itself (Bergstra & Bengio, 2012).
 - `sobol` takes the next point of a scrambled Sobol sequence (Owen, 1998), which fills the space more evenly: the trials

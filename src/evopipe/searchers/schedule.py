@@ -1,4 +1,4 @@
-"""A schedule: nothing is searched; at steps that are known beforehand hyper-parameters take values that are known, too.
+"""A schedule: nothing is searched; hyper-parameters take given values at given steps.
 
 It is how `evopipe replay` trains an elite's schedule of values from scratch: what a search found should be as good
 again with other seeds (as the schedules of Jaderberg et al., 2017, were retrained in figure 5).
@@ -38,8 +38,8 @@ class Config(Schema):
 
 
 def problems(config: Config, about: About) -> Iterator[Problem]:
-    """Yield a (key, sentence) pair for each setting of the strategy that does not fit the run, whose facts are
-    `about`."""
+    """Yield a (path, sentence) pair for each setting in `config` that does not fit the run: the setting's path of keys,
+    and what is wrong with it. `about` holds the facts about the run."""
     life = about.life if config.steps is None else config.steps
     if life > about.life:
         yield ("steps",), f"no member lives that long (train.max_steps: {about.life}); lower it"

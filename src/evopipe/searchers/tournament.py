@@ -98,10 +98,14 @@ def windowed(fitness: Sequence[float], window: int) -> float:
 
 
 def draws(cfg: TournamentConfig, members: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw, with replacement, the members of each slot's tournament, by the generator `rng`; return their indices as
-    int64 `[P, size]`, each row ascending.
+    """Draw the members of each slot's tournament at random, with replacement.
 
-    `cfg` has the size of a tournament, and `members` is the number of members, P.
+    The result has their indices as int64 `[P, size]`, each row ascending; `size` is the tournament size.
+
+    Args:
+        cfg: the settings of the tournament, with its size.
+        members: P, the number of members.
+        rng: the random generator.
     """
     import numpy as np
 

@@ -57,8 +57,11 @@ def run(params: AnyParams, quiet: bool = False, folder: Path = Path()) -> None:
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns True once a signal has asked the process to stop. An evaluation in the `with` block
-    that stops because of it raises `Interrupted`."""
+    """Yield a function that returns True once a signal has asked the process to stop.
+
+    An evaluation inside the `with` block that calls this function can stop early; the context manager then raises
+    `Interrupted`.
+    """
     with StopSignal() as stop:
         try:
             yield lambda: stop.signum is not None

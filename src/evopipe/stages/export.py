@@ -43,8 +43,10 @@ def run(params: AnyParams, quiet: bool = False, folder: Path = Path()) -> None:
 
 
 def provenance(params: AnyParams, folder: Path) -> dict[str, Any]:
-    """Return the provenance of an elite as JSON data: versions, git commit, hashes of code and parameters, and
-    machine."""
+    """Return the provenance of an elite as JSON data: versions, git commit, hashes of code and parameters, and machine.
+
+    `params` are the run's parameters, and `folder` is a folder of the git repository.
+    """
     return {
         "evopipe": __version__,
         "git_revision": git_revision(folder.absolute()),

@@ -39,11 +39,11 @@ class CheckpointStore:
         self._damaged: set[Path] = set()
 
     def save(self, step: int, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]) -> None:
-        """Save a checkpoint durably as number `step`, then remove old checkpoints.
+        """Save a checkpoint durably as number `step`, then remove older checkpoints, so that two remain.
 
-        The last two checkpoints are kept. Checkpoints of a later step (the run went back to an earlier one), and
-        checkpoints that `load` found damaged, are removed. `step` must grow from save to save; a checkpoint of an equal
-        step is replaced. `tensors` holds the state's tensors by name, and `meta` is JSON data.
+        A checkpoint of the same step is replaced. Checkpoints of later steps, which exist if the run went back to an
+        earlier step, and checkpoints that `load` found damaged are removed too. `tensors` holds the state's tensors by
+        name, and `meta` is JSON data.
 
         Raises:
             DataError: a value or tensor cannot be saved.

@@ -158,8 +158,11 @@ def delete(path: Path) -> None:
 
 
 def create(path: Path, data: Content) -> None:
-    """Write the content `data` to a new file, and flush the file to the device. An existing file is an error
-    (`FileExistsError`)."""
+    """Write `data` (bytes, or a sequence of bytes) to a new file, and flush the file to the device.
+
+    Raises:
+        FileExistsError: the file exists.
+    """
     with open(path, "xb") as file:
         file.writelines(pieces(data))
         file.flush()

@@ -63,8 +63,8 @@ def unpack(tensors: Mapping[str, torch.Tensor], described: Sequence[Mapping[str,
 def write(folder: Path, members: Sequence[Member], about: Mapping[str, Any]) -> None:
     """Write members to a folder as safetensors and JSON.
 
-    `about` is JSON data that is stored with the members: the environment or base model for which the members were made,
-    and more.
+    `about` is JSON data that is stored with the members, such as the environment or base model for which they were
+    made; `read` returns it.
     """
     tensors, described = pack(members, "members")
     data = dump_json({**about, "members": described}, str(folder / _MEMBERS), indent=2)

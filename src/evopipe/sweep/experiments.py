@@ -42,9 +42,15 @@ def unfit(project: Path) -> str | None:
 
 
 def save(project: Path, name: str, runs: Sequence[SweptRun]) -> list[str]:
-    """Make a DVC experiment named `NAME-RUN` of each run; return the names of the new experiments.
+    """Make a DVC experiment of each run of a sweep; return the names of the new experiments.
 
-    A run that is an experiment of the current commit already is skipped.
+    An experiment is named `<name>-<folder>`, after the sweep and the run's folder. A run that already is an experiment
+    of the current commit is skipped.
+
+    Args:
+        project: the root of the project.
+        name: the sweep's name.
+        runs: the finished runs.
 
     Raises:
         EvopipeError: git or DVC failed; the runs stay in their folders.

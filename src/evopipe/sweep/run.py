@@ -157,7 +157,7 @@ def _import(settings: Sequence[Setting], dataset: bool) -> None:
 
 
 def table(ended: Sequence[SweptRun]) -> list[str]:
-    """Return the results of a sweep as lines of a table with a header, one line for each run."""
+    """Return the finished runs `ended` as lines of a table with a header, one line for each run."""
     head = ("setting", "elite's mean", "95 % interval", "time", "folder")
     return columns([head, *(each.cells for each in ended)])
 

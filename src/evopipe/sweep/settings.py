@@ -63,7 +63,7 @@ def settings_of(
 ) -> list[Setting]:
     """Return the settings of a sweep over a params file, without duplicates.
 
-    There is one setting for each pair of a combination of the values in `sets` and a draw from `samples`.
+    Each combination of the values in `sets` is paired with each draw from `samples`; every pair gives one setting.
 
     Args:
         file: the params file.
@@ -71,8 +71,8 @@ def settings_of(
         samples: texts such as `KEY=loguniform(1e-4,1e-2)`, from which values are drawn.
         trials: the number of draws; None without `samples`.
         sampler: the method of drawing.
-        dataset: whether the stages that make a dataset also run for settings that do not read it; the dataset is one
-            episode then.
+        dataset: whether the runs also run the stages that make a dataset. A run that does not read the dataset then
+            collects one episode only.
 
     Raises:
         UsageError: a text in `sets` or `samples` has another form, two texts name the same key, or there are too many

@@ -136,7 +136,7 @@ class Generation:
 
     Attributes:
         generation: the generation's number.
-        step: environment steps of each member that trained in the generation.
+        step: environment steps so far of each member that trained in the generation.
         env_steps, eval_steps: the population's steps so far, of training and of evaluation.
         seconds: the duration of the generation.
         members: the members that trained in the generation.

@@ -38,8 +38,9 @@ _started: list[subprocess.Popen[bytes]] = []  # to be reaped at the next start, 
 class Outbox:
     """A process beside a training that delivers the training's record to trackers.
 
-    As a context manager, it runs beside the `with` block and delivers what the block adds to the record; it neither
-    raises nor waits. The method `deliver` delivers the record once.
+    The record is a folder with everything that trackers need of the training, see `TrainingRecord`. As a context
+    manager, an `Outbox` delivers what the `with` block adds to the record; it neither raises nor waits. The method
+    `deliver` delivers the record once.
 
     Args:
         folder: the folder of the record; None to deliver nothing.
@@ -169,9 +170,9 @@ def sync(root: Path, config: TrackingConfig, tell: _Tell, warn: _Tell) -> dict[s
     """Deliver all trainings to the trackers: first trainings recorded on this machine, then trainings known only from
     DVC's files.
 
-    The result has counts of what was new, by tracker. After its first failure a tracker gets nothing more, because
-    every further run could wait as long. `tell` is called with sentences on deliveries, `warn` with sentences on
-    failures.
+    A tracker that failed once gets nothing more in this call, because it could make every further training wait. The
+    result has, by tracker, counts of what was new. `tell` is called with sentences on deliveries, `warn` with sentences
+    on failures.
 
     Raises:
         MissingInputError: the project uses DVC, which is not installed.

@@ -70,12 +70,12 @@ class TrackedRun:
         result: the hash of `models/trained`, as in `dvc.lock`; None while the run trains.
         generations: pairs (time, event) for each generation, in order.
         ended: the time and the reason of the end; None if the run did not end by itself.
-        files: copies of the run's files that exist, by name.
+        files: copies of the files that the run has written so far, by name.
         transitions: the hash of `data/transitions.h5`; None if there is none.
         experiment: the name of the DVC experiment; None if it is none.
         revision: the git commit; None if it is not known.
         version: the version of evopipe; None if it is not known.
-        replace: whether these files are newer than copies that a tracker may have.
+        replace: whether `files` replace other copies that a tracker has; False if the tracker's may be newer.
     """
 
     key: str  # its name among all trainings: 32 hex digits, or `dvc-` and those of its outcome

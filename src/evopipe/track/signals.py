@@ -1,4 +1,4 @@
-"""Signals as files have them, `reports/signals.csv`."""
+"""The file of training signals, `reports/signals.csv`, is read here."""
 
 from __future__ import annotations
 

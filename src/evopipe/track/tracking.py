@@ -42,15 +42,15 @@ def watched(
 ) -> Iterator[tuple[StopSignal, Tracker, Outbox]]:
     """Track a training inside a `with` block, and watch for signals that ask it to stop.
 
-    The block receives the signal flag, the tracker that writes to console and log, and the outbox that delivers the log
-    to experiment trackers.
+    The block receives the flag that a signal sets, the `Tracker` that writes events to console and log, and the
+    `Outbox` that delivers the log to experiment trackers.
 
     Args:
         tracked: the parameters that trackers need.
         state: the folder of the log.
         folder: the folder of the run's results.
         quiet: whether the console shows only warnings.
-        name: a name of the run, instead of that of the DVC experiment; None for the experiment's.
+        name: the run's name for users; None for the name of the DVC experiment.
     """
     with (
         StopSignal() as stop,

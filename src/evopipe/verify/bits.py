@@ -24,9 +24,10 @@ def promise(asked: str, elite: Mapping[str, Any], here: Mapping[str, Any]) -> st
     can reproduce them bit for bit.
 
     Args:
-        asked: `runtime.kernels` of the lock.
-        elite: the lock's `policy.json`; empty if it is not available.
-        here: this machine's fingerprint under the same parameters.
+        asked: the value of `runtime.kernels` in the dvc.lock.
+        elite: the content of the `policy.json` that belongs to the dvc.lock, which describes the elite; empty if it is
+            not available.
+        here: this machine's fingerprint under the same parameters, as `machine.fingerprint` returns it.
     """
     if not elite:
         return (

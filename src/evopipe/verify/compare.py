@@ -44,7 +44,9 @@ class ComparedOut:
         stage: the stage that makes the out.
         deps: the paths on which the stage depends.
         a, b: the hashes of the out in the first and in the second run; empty if the out is missing.
-        verdict: the result of the comparison, as a word.
+        verdict: `same`, `DIFFERENT`, or `missing` in one run. `measured` is an out with durations, which always differ.
+            An out that depends on training may also be `close` (its numbers are almost the same) or `learned anew`
+            (they are not).
         notes: sentences that explain the verdict.
     """
 
@@ -58,15 +60,16 @@ class ComparedOut:
 
     @property
     def fails(self) -> bool:
-        """Whether the verdict means that the run was not reproduced."""
+        """Whether the verdict is `DIFFERENT` or `missing`, so that the run was not reproduced."""
         return self.verdict in ("DIFFERENT", "missing")
 
 
 def compare(one: Path, two: Path, tolerance: float | None = None) -> list[ComparedOut]:
     """Compare two folders in which the same pipeline ran; return one row for each out, in the order of the stages.
 
-    If a tolerance is given, `one` has the committed outs, as far as they are available. Learned outs may then differ,
-    and the elite's score may differ by this share of the committed score.
+    With a tolerance, `one` is the folder of the committed run, in which outs may be unavailable. Outs that depend on
+    training may then differ. The elite's score may differ by this share of the committed score, and by more if both 95
+    % intervals overlap.
 
     Raises:
         MissingInputError: the score in one of the folders is missing.

@@ -57,7 +57,9 @@ _Finding: TypeAlias = tuple[str, str, bool | None]
 
 
 def find_device(kind: str) -> torch.device:
-    """Return the torch device to be checked, for `kind` `cpu`, `cuda` or `auto`, after torch was configured for it.
+    """Configure torch for a kind of device, and return the device to be checked.
+
+    `kind` is `cpu`, `cuda`, or `auto` for CUDA if there is a device, else the CPU.
 
     Raises:
         ResourceError: the kind is `cuda`, and torch finds no CUDA device.
@@ -73,7 +75,8 @@ def find_device(kind: str) -> torch.device:
 def check(
     names: Sequence[str], device: torch.device, members: int, repeats: int, tell: Callable[[str], None], envs: int
 ) -> None:
-    """Check that algorithms compute the same on a device as on the CPU, and with graphs as without; measure the speed.
+    """Check that algorithms compute the same on a device as on the CPU, and with CUDA graphs as without; measure the
+    speed. On the CPU, fixed buffers take the place of CUDA graphs.
 
     Args:
         names: the algorithms. If empty, all algorithms are checked; those of language models only if the extra

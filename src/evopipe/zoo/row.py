@@ -1,4 +1,4 @@
-"""The rows of the zoo: which there are, what was published of them, and what their seeds came to."""
+"""The rows of the zoo: their list, the scores that others published, and the recorded results of each seed."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Curve(_Stored):
         env_steps: the population's environment steps of training so far.
         eval_steps: the population's environment steps of evaluation so far.
         elite: the elite's fitness.
-        seconds: the measured seconds.
+        seconds: the duration of the generation.
     """
 
     env_steps: tuple[int, ...]

@@ -86,7 +86,7 @@ def run(
         seeds: the seeds.
         top: the folder of all runs.
         jobs: the number of runs at the same time; None for one per CPU.
-        tell: has no effect.
+        tell: is accepted, but never called.
         warn: a function that is called with warnings.
         keep: a function that is called with each run as soon as it has finished.
 

@@ -98,7 +98,8 @@ class Appending:
     Args:
         notes: the folder for the notes.
         names: the names of the files that the tracker accepts.
-        begin: a function that returns the writer of a run, and discards what was written of that run before.
+        begin: a function that begins to write a run anew: it discards what was written of that run before, and returns
+            an object that writes to the tracker.
     """
 
     def __init__(self, notes: Path, names: Sequence[str], begin: Callable[[TrackedRun], _Writer]) -> None:
