@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from evopipe import layout
 from evopipe.errors import EnvironmentFailed, Interrupted, translate_failures
-from evopipe.formats import score
 from evopipe.params.load import AnyParams
 from evopipe.problems import part_of, problem_of
 from evopipe.rng import Purpose
@@ -18,7 +16,7 @@ from evopipe.run.evaluate import Stopped
 from evopipe.run.population import read_members
 from evopipe.scale.divide import divided, served
 from evopipe.signals import StopSignal
-from evopipe.stages.tell import tell, warn
+from evopipe.stages.tell import tell_elite
 from evopipe.storage.files import write_csv, write_json
 
 _ROWS = 128  # environments that evaluation steps at a time, if there are that many episodes
@@ -69,18 +67,3 @@ def interruptible() -> Iterator[Callable[[], bool]]:
             if not stop.signum:
                 raise
             raise Interrupted(stop.signum, "stopped, nothing was written; the same command begins it again") from None
-
-
-def tell_elite(elite: Mapping[str, Any], over: str, trained: Mapping[str, Any], quiet: bool) -> None:
-    """Print the elite's held-out score, and a warning if its score during training was much higher.
-
-    Args:
-        elite: the elite's held-out scores by name.
-        over: a text that says what the elite was scored on.
-        trained: the summary of the training, with the score by which the elite was chosen.
-        quiet: whether to print the warning only.
-    """
-    interval, fitness = "[{}, {}]".format(*map(score, elite["interval"])), trained["elite"]["score"]
-    tell(f"elite: mean {score(elite['mean'])} over {over}, 95 % interval {interval}", quiet)
-    if elite["interval"][1] < fitness:
-        warn(f"held-out interval {interval} lies below the elite's fitness {score(fitness)}: raise train.eval_episodes")

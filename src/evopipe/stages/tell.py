@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
+from typing import Any
+
+from evopipe.formats import score
 
 
 def tell(text: str, quiet: bool) -> None:
@@ -19,3 +23,18 @@ def tell(text: str, quiet: bool) -> None:
 def warn(text: str) -> None:
     """Print a warning about a stage's results to stderr."""
     print(f"warning: {text}", file=sys.stderr)
+
+
+def tell_elite(elite: Mapping[str, Any], over: str, trained: Mapping[str, Any], quiet: bool) -> None:
+    """Print the elite's held-out score, and a warning if its score during training was much higher.
+
+    Args:
+        elite: the elite's held-out scores by name.
+        over: a text that says what the elite was scored on.
+        trained: the summary of the training, with the score by which the elite was chosen.
+        quiet: whether to print the warning only.
+    """
+    interval, fitness = "[{}, {}]".format(*map(score, elite["interval"])), trained["elite"]["score"]
+    tell(f"elite: mean {score(elite['mean'])} over {over}, 95 % interval {interval}", quiet)
+    if elite["interval"][1] < fitness:
+        warn(f"held-out interval {interval} lies below the elite's fitness {score(fitness)}: raise train.eval_episodes")

@@ -17,7 +17,8 @@ from evopipe.problems.env_evaluate import _of_agents
 from evopipe.rng import Purpose
 from evopipe.run.evaluate import Stopped, evaluate
 from evopipe.run.spec import EnvSpec, first_members
-from evopipe.stages.evaluate import interruptible, tell_elite
+from evopipe.stages.evaluate import interruptible
+from evopipe.stages.tell import tell_elite
 
 
 def play(p: EnvSpec, size: int, rows: int, n: int, cap: int | None = None) -> tuple[np.ndarray, np.ndarray, int]:
