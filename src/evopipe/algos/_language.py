@@ -93,14 +93,14 @@ class StateWithHead:
 
 
 def networks(cfg: Any, words: Words) -> Mapping[str, Widths]:
-    """Return the input and output width of the only network, the language model, by name. `words` holds the sizes of
+    """Return the input and output width of the only network, `policy`, the language model. `words` holds the sizes of
     the base model."""
     return {"policy": Widths(words.hidden, words.vocabulary)}
 
 
 def networks_with_head(cfg: Any, words: Words) -> Mapping[str, Widths]:
-    """Return the input and output widths, by name, of the language model and of a head that reads the model's hidden
-    states. `words` holds the sizes of the base model."""
+    """Return the input and output width of the language model, `policy`, and of a head that reads the model's hidden
+    states, `value`. `words` holds the sizes of the base model."""
     return {**networks(cfg, words), "value": Widths(words.hidden, 1, "head")}
 
 
