@@ -1,5 +1,7 @@
-"""The language model as an episode uses it: messages in, a completion out. Tokens are never made twice from the same
-text."""
+"""The language model as an episode uses it: messages in, a completion out.
+
+Tokens are never made twice from the same text.
+"""
 
 from __future__ import annotations
 
@@ -201,10 +203,10 @@ class Model:
         Args:
             messages: the chat, a list of messages with `role` and `content`; or a text.
             **how: `max_tokens`, `temperature`, `top_k`, `top_p` and `stop` of this completion, if they differ from the
-                run's. `stop`, one text or several, ends the completion and is removed from its text, but not from its
-                tokens. Also `tools`, the schemas of tools that the model may call, in the form of OpenAI's API; the
-                calls in a completion are the output's `tool_calls`, and the text before them is its `content`. Other
-                arguments are ignored.
+                run's, and `tools`; other arguments are ignored. `stop`, one text or several, ends the completion and is
+                removed from its text, but not from its tokens. `tools` are the schemas of the tools that the model may
+                call, in the form of OpenAI's API; the calls in a completion are the output's `tool_calls`, and the text
+                before them is its `content`.
 
         Raises:
             TerminationEvent: the prompt is longer than the run allows.

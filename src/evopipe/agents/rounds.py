@@ -462,11 +462,12 @@ class Rounds:
         ]  # fmt: skip
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """Evaluate the `P` members of `cohorts` on held-out tasks, one task for each of `seeds` `[n]`; return the
-        rewards, and the lengths in tokens that the model wrote, by member and task, `[P, n]`.
+        """Evaluate the `P` members of `cohorts` on n held-out tasks; return the rewards, and the lengths in tokens that
+        the model wrote, by member and task, `[P, n]`.
 
-        A failed episode counts as the lowest reward of any episode in this evaluation, so that no member gains by
-        failing. `stopped` is a function that returns whether to stop.
+        `seeds` select the tasks, one task a seed, or all tasks if there are no more tasks than seeds. A failed episode
+        counts as the lowest reward of any episode in this evaluation, so that no member gains by failing. `stopped` is
+        a function that returns whether to stop.
 
         Raises:
             Stopped: `stopped` returned True.

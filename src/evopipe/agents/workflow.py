@@ -72,6 +72,7 @@ class Workflow(ABC):
         gamma: discount factor of the returns that replace the steps' rewards; 0 keeps the rewards.
         reward_bonus_coeff: weight of a bonus that is added to each step's reward: the step's reward minus the previous
             step's.
+        **kwargs: not used.
     """
 
     def __init__(
@@ -87,7 +88,8 @@ class Workflow(ABC):
     async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode | None:
         """Play one episode of a task; return the episode, or None to have it made of the workflow's trajectories.
 
-        Raise a `TerminationEvent` to end the episode for a reason. `uid` is the episode's id, `"<task>:<rollout>"`.
+        Raise a `TerminationEvent` to end the episode for a reason. `uid` is the episode's id, `"<task>:<rollout>"`;
+        evopipe passes no `kwargs`.
         """
 
     def reset(self, task: dict[str, Any] | None = None, uid: str | None = None) -> None:

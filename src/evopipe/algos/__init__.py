@@ -140,7 +140,7 @@ class Algorithm(ModuleType):
         step: a function that chooses actions in training, and returns them as `Chosen`; only on-policy algorithms have
             it.
         answers: a function of the configuration that returns the `Answers`, by which an exported policy computes
-            values; None if the algorithm's function `values` is used for this.
+            values; None to derive them from the algorithm's function `values`, if it has one.
         period: a function of the configuration that returns the length in updates of the cycle in which updates differ,
             for example 2 if the actor learns in every second update, else 1.
     """
@@ -247,7 +247,7 @@ def on_policy(algo: Algorithm) -> bool:
 
 
 def unserved(name: str, spaces: Spaces, env_id: str, space: object) -> str | None:
-    """Return why an algorithm does not support an environment's actions or agents, as a sentence; None if it does.
+    """Return why an algorithm does not support an environment's actions or team, as a sentence; None if it does.
 
     Args:
         name: the algorithm's name.
