@@ -169,7 +169,7 @@ def clipped_double_loss(
         state: the algorithm's state.
         hp: hyper-parameters, `[P]` each.
         batch: a minibatch of B transitions.
-        draw: the stream of random numbers.
+        draw: the stream of random numbers, for the noise.
         x, x_t: observations before and after the step, or features that the shared encoder computes of them.
     """
     with torch.no_grad():
@@ -211,10 +211,10 @@ def choice(cfg: Any, state: Any) -> Choice | None:
 
 
 def actor_loss(state: Any, critic: str, batch: Batch) -> Tensor:
-    """Return the actor's weighted loss −Q(s, μ(s)) of each member, `[P]`. If there are two critics, Q is the first.
+    """Return the actor's loss of each member, `[P]`: the weighted sum of −Q(s, μ(s)) over the transitions of `batch`.
 
-    `critic` is the name of the state's field with the critics. `batch` is the minibatch, whose weights weight the
-    transitions.
+    `state` is the algorithm's state, and `critic` the name of its field with the critics. If there are two critics, Q
+    is the first.
     """
     q = state.critics.pair[0] if critic == "critics" else state.critic.frozen
     with torch.no_grad():

@@ -253,9 +253,9 @@ def learner(loss: Callable[..., Tensor], completions: bool = False) -> Callable[
     """Return the function `update` of a language algorithm, which makes an update of all members in place.
 
     The returned function takes (cfg, state, hp, batch, healthy, draw, turn): the algorithm's configuration and state,
-    the hyper-parameters, the minibatch `Text`, which members learn (`[P]` bool); `draw` and `turn` have no effect. The
-    function changes the networks in `state`, and returns `Learned`: the losses `[P]`, which of P members are still
-    healthy, and errors.
+    hyper-parameters, a minibatch (`Text`), and the mask `[P]` of the members that learn. `draw` and `turn` have no
+    effect. The function changes the networks in `state`, and returns `Learned`: the losses `[P]`, which of P members
+    are still healthy, and errors.
 
     Args:
         loss: the algorithm's loss, a function (cfg, hp, now, batch) that returns `[P]`, where `now` holds the present
