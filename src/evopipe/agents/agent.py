@@ -37,13 +37,14 @@ class BaseAgent(ABC):
         """Add an observation to the chat: the first observation of the episode, with reward 0, or the result of the
         last action.
 
-        `done` is true if the action ended the episode; `info` is the environment's info mapping.
+        `done` is true if the action ended the episode; `info` is the environment's info mapping. evopipe passes no
+        `kwargs`.
         """
 
     @abstractmethod
     def update_from_model(self, response: str, **kwargs: Any) -> Action:
         """Add the completion `response` to the chat and a step for it to the trajectory; return the action that the
-        completion expresses."""
+        completion expresses. evopipe passes no `kwargs`."""
 
     @property
     def offered(self) -> list[dict[str, Any]]:

@@ -42,10 +42,10 @@ class Ahead:
     the number of a round; in a round every member plays its episodes once.
 
     Args:
-        play: a function (members, tick, `stop`) → the episodes of the tick's round, where the function `stop` returns
-            whether the round is to be given up. Each call runs in a thread of its own.
-        network: the name of the network whose weights choose the completions. The name is that of an attribute of a
-            cohort's state; a cohort is a group of members that train as one batch of tensors.
+        play: a function (members, tick, `stop`) that returns the episodes of the tick's round; `stop` is a function
+            that returns whether to give up the round. Each call runs in a thread of its own.
+        network: the attribute of a cohort's state that holds the network which writes the completions. A cohort is a
+            group of members that train as one batch of tensors.
     """
 
     def __init__(self, play: Play, network: str) -> None:
@@ -61,7 +61,7 @@ class Ahead:
         Args:
             ticks: the ticks of the rounds.
             cohorts: all members.
-            now: the present tick.
+            now: the present tick, at which the members have the weights that are copied.
         """
         missing = [tick for tick in ticks if tick not in self._rounds]
         if missing:
@@ -107,9 +107,9 @@ class Ahead:
     def state(self, now: int) -> dict[str, Tensor]:
         """Return the weights of the rounds that members have not learned from yet, to be saved in a checkpoint.
 
-        A key is `ahead.<tick>.<slot>`, with the member's index in the population as slot; the value is a vector of all
-        its weights. Rounds with the weights that members have at the tick `now` are left out, because the checkpoint
-        has these weights already.
+        A key is `ahead.<tick>.<slot>`, where the slot is the member's index in the population; the value is a vector of
+        all the member's weights. Rounds with the weights that members have at the tick `now` are left out, because the
+        checkpoint has these weights already.
         """
         found: dict[str, Tensor] = {}
         for tick, each in self._rounds.items():

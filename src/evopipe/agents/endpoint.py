@@ -65,8 +65,10 @@ class Answer(NamedTuple):
 
 
 class AgentSession:
-    """The requests of one episode to the endpoint, and their completions as steps. `name` seeds the random draws of the
-    completions, which `model` writes."""
+    """The requests of one episode to the endpoint, and their completions as steps.
+
+    `model` writes the completions. `name` is the session's name, which seeds their random draws.
+    """
 
     def __init__(self, name: str, model: Model) -> None:
         self.name, self.model = name, model
@@ -204,9 +206,10 @@ class Endpoint:
             await runner.cleanup()
 
     def begin(self) -> None:
-        """Begin a round of episodes: set the count of attempts of each episode name to 0.
+        """Begin a round of episodes: the next session of any name counts as the first of this name.
 
-        The count seeds the random draws of an attempt, so that each attempt at an episode gets draws of its own.
+        Each attempt at an episode opens a session of the same name. The number of the session seeds its random draws,
+        so that each attempt gets draws of its own.
         """
         self._attempts.clear()
 

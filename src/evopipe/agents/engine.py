@@ -137,7 +137,8 @@ class Outside(Protocol):
     loop: asyncio.AbstractEventLoop
 
     def serving(self) -> AbstractAsyncContextManager[Any]:
-        """Return a context manager that the engine enters, in its event loop, while it runs episodes."""
+        """Return a context manager that opens the server, if it is not open yet. The engine enters the context manager,
+        in its event loop, while it runs episodes."""
 
     def close(self) -> None: ...
 

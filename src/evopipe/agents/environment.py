@@ -20,10 +20,11 @@ def _arguments(cls: type[Any]) -> frozenset[str]:
 class BaseEnv(ABC):
     """The base class of environments. An instance runs one episode of one task.
 
-    Methods may be coroutines.
+    Methods may be plain functions or coroutine functions.
 
     Attributes:
-        blocking: where plain methods run: True for threads, `"process"` for processes, False for at once.
+        blocking: where plain methods run: True for a thread, `"process"` for a process, False for the thread of the
+            engine, which then waits for them.
         idx: the episode's name, which the workflow sets.
         scores_cut: whether an episode that ends early, by a limit on tokens, still gets a final reward.
     """

@@ -16,18 +16,24 @@ from evopipe.types import Text
 
 
 class TokenValues(NamedTuple):
-    """The advantages and log-probabilities of the tokens after the prompt in a row (a sequence of tokens that members
-    learn from), one value a token. Values beyond the end of the row are padding."""
+    """The values of the tokens of one row, a sequence of tokens that members learn from.
+
+    Each list has one value for each token after the row's prompt. Values beyond the end of the row are padding.
+
+    Attributes:
+        advantage: the advantages.
+        log_prob: the log-probabilities under the member's weights after the update.
+    """
 
     advantage: list[float]
     log_prob: list[float]  # for the members that have learned
 
 
 def first_of(done: Sequence[Sequence[Done]], most: int) -> list[Done]:
-    """Return the first episodes of each member, in one list: `most` divided by the number of members, but at least one
-    of each member; none if `most` is 0.
+    """Return the first episodes of every member, in one list of about `most` episodes.
 
-    `done` has a list of episodes for each member. A round's tasks are in random order, so the first episodes are a
+    The number of a member's episodes is `most` divided by the number of members, but at least 1; it is 0 if `most` is
+    0. `done` has a list of episodes for each member. A round's tasks are in random order, so the first episodes are a
     random sample. The rollouts of one task stay together.
     """
     each = max(1, most // max(1, len(done)))
@@ -37,13 +43,13 @@ def first_of(done: Sequence[Sequence[Done]], most: int) -> list[Done]:
 def token_values(
     spec: TextSpec, cohort: Cohort, text: Text, batch: RolloutBatch, wanted: Collection[int]
 ) -> dict[int, list[TokenValues]]:
-    """Return each token's advantage, and its log-probability after the update, for some trajectories of a cohort.
+    """Return the advantages of the tokens of some trajectories, and the tokens' log-probabilities after the update.
 
     Args:
         spec: the run's configuration.
         cohort: the members, which have just learned from `text`.
         text: the rows of `batch` with their advantages.
-        batch: the rows, with the trajectory that each comes from.
+        batch: the rows of tokens, and the trajectory that each row comes from.
         wanted: the `id()` of each trajectory whose values are wanted.
 
     Returns:

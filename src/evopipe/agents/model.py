@@ -1,5 +1,7 @@
-"""The language model as an episode uses it: messages in, a completion out. Tokens are never made twice from the same
-text."""
+"""The language model as an episode uses it: messages in, a completion out.
+
+Tokens are never made twice from the same text.
+"""
 
 from __future__ import annotations
 
@@ -38,15 +40,16 @@ class Request:
 
     Attributes:
         slot: the member's index in the population.
-        job: the number of the episode among the member's episodes of the round.
-        call: the number of the request in its episode; with `job` it fixes the random draws.
+        job: the number of the episode among this member's episodes of the round.
+        call: the number of the request in its episode. `job` and `call` together fix the random draws.
         ids: the tokens of the prompt.
         limit: the most tokens of the completion.
         how: the settings of sampling.
         reply: the future that receives the completion.
         stop: texts that end the completion.
-        place: the index of the episode among all jobs of the round.
-        draw: a number that fixes the random draws instead of `call`, if the order of calls may vary; else None.
+        place: the index of the episode among the episodes of all members in the round.
+        draw: a number that takes the place of `call` in fixing the random draws, for calls whose order may vary; else
+            None.
     """
 
     slot: int
@@ -147,7 +150,8 @@ class Prompt(NamedTuple):
     Attributes:
         ids: the tokens.
         replies: the indices of the messages that are completions of this episode.
-        edited: whether the chat holds an answer that this episode's model did not write, or wrote as other tokens.
+        edited: whether the chat has an assistant's message that the model did not write in this episode, or that it
+            wrote with other tokens than `ids` has.
         messages: the messages; None if the prompt is no chat.
         tools: the schemas of the tools that the model may call.
     """
@@ -199,8 +203,8 @@ class Model:
         Args:
             messages: the chat, a list of messages with `role` and `content`; or a text.
             **how: `max_tokens`, `temperature`, `top_k`, `top_p` and `stop` of this completion, if they differ from the
-                run's; and `tools`. Other arguments are ignored. `stop`, one text or several, ends the completion and is
-                removed from its text, but not from its tokens. `tools` are the schemas of tools that the model may
+                run's, and `tools`; other arguments are ignored. `stop`, one text or several, ends the completion and is
+                removed from its text, but not from its tokens. `tools` are the schemas of the tools that the model may
                 call, in the form of OpenAI's API; the calls in a completion are the output's `tool_calls`, and the text
                 before them is its `content`.
 
@@ -231,7 +235,7 @@ class Model:
             draws: for each completion a number that seeds its random draws, or None for the number of this call.
 
         Raises:
-            TerminationEvent: the prompt is longer than the run allows, or no token may be written.
+            TerminationEvent: the prompt is longer than the run allows, or the limit of tokens is below 1.
             ValueError: a setting is no number or out of its range; or `stop` is no text.
         """
         if len(prompt.ids) > self.limits.prompt:

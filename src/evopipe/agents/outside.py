@@ -73,12 +73,12 @@ def _turn(loop: asyncio.AbstractEventLoop) -> None:
 
 
 class OutsideAgents:
-    """The parts of a run whose agents call the model over HTTP: the endpoint, and the event loops of the endpoint and
-    of the agents.
+    """The endpoint of a run whose agents call the model over HTTP, with the event loops of the endpoint and of the
+    agents.
 
     Args:
-        flow: the agent: a coroutine function or a function (task, connection), or a command as a list of words; see
-            `OutsideWorkflow` for what each returns.
+        flow: the agent: a function or coroutine function (task, connection), or a command as a list of words. Its
+            result is described at `OutsideWorkflow`.
         served: the name of the model at the endpoint.
         reward_fn: a reward function, called with the task and the text that a function returned or a command printed.
     """
@@ -126,6 +126,7 @@ class OutsideWorkflow(Workflow):
         endpoint: the endpoint, which runs in the engine's event loop.
         loop: the event loop in which coroutine functions run.
         reward_fn: a reward function, called with the task and the text that a function returned or a command printed.
+        **kwargs: the arguments of `Workflow`.
     """
 
     def __init__(

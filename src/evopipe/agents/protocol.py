@@ -232,8 +232,8 @@ def usage(outs: Sequence[ModelOutput], prompts: int) -> dict[str, int]:
 
 
 def answer(said: Spoken, ids: Sequence[str]) -> dict[str, Any]:
-    """Return a completion as an assistant's message of OpenAI's API. `ids` are the ids of its tool calls. The content
-    is null if the completion has tool calls and no other text."""
+    """Return the parsed completion `said` as an assistant's message of OpenAI's API. `ids` are the ids of its tool
+    calls. The content is null if the completion has tool calls and no other text."""
     message = spoken(said, ids)
     return message if said.content or not said.calls else {**message, "content": None}
 
@@ -262,8 +262,8 @@ def _finite(value: float) -> float:
 
 
 def pieces(base: Base, out: ModelOutput, text: str) -> list[tuple[str, range]]:
-    """Divide a completion's text into at most about 64 pieces for a stream; return each piece with the range of its
-    tokens."""
+    """Divide `text`, the text of the completion `out`, into at most about 64 pieces for a stream; return each piece
+    with the range of its tokens. `base` has the tokenizer."""
     n, found, done, first = out.completion_length, [], 0, 0
     stride = max(1, -(-n // _PIECES))
     for end in [*range(stride, n, stride), n]:

@@ -25,14 +25,14 @@ _DIGITS = 5  # behind the point, of an advantage and of a log-probability
 
 def record(done: Done, base: Base, masked: Collection[str], values: Values | None = None) -> dict[str, Any]:
     """Return an episode as JSON data: `Episode.to_dict` with the member's slot, the number of attempts, and the text of
-    each trajectory's rows.
+    each trajectory's rows. `base` has the tokenizer.
 
     A row is a list of pieces. A piece has its `text`, whether the model has `written` it, and the number of its `step`.
     `counts` is false if the episode's termination reason is among `masked`, because members do not learn from it then.
 
-    If `values` has a trajectory's values, each piece that the model wrote also has lists with one entry a token:
-    `tokens` (texts, which add up to the piece's text), `log_prob` (when the token was drawn), `new_log_prob` (after the
-    update), and `advantage`.
+    If `values` has the values of a trajectory (keyed by its `id()`, see `agents.learned.token_values`), each piece that
+    the model wrote also has lists with one entry a token: `tokens` (texts, which add up to the piece's text),
+    `log_prob` (when the token was drawn), `new_log_prob` (after the update), and `advantage`.
     """
     told = done.episode.to_dict()
     for trajectory, each in zip(done.episode.trajectories, told["trajectories"], strict=True):
@@ -64,8 +64,11 @@ def _many(n: int, what: str) -> str:
 
 
 def show(title: str, files: Mapping[str, Path], page: Path) -> None:
-    """Write an HTML page of the episodes in `files`, a mapping from headings to JSON-lines files. Missing files are
-    skipped; if all are missing, no page is written."""
+    """Write episodes as an HTML page with the title `title` to the path `page`.
+
+    `files` maps headings to the JSON-lines files of the episodes. Missing files are skipped; if all are missing, no
+    page is written.
+    """
     there = {name: read_episodes(path) for name, path in files.items() if path.exists()}
     if there:
         write_text(page, episodes_page(title, there))

@@ -161,7 +161,8 @@ class Rounds:
         return np.full(self.clock.members, np.nan)
 
     def renew(self, slots: Sequence[int]) -> None:
-        """Do nothing, because this regime keeps no state for a slot."""
+        """Do nothing. Other regimes prepare these slots (indices in the population) for new members; this regime keeps
+        no data for a slot."""
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         self._ahead.drop()
@@ -453,7 +454,7 @@ class Rounds:
         self, tasks: Sequence[Mapping[str, Any]], slots: Sequence[int], names: Sequence[Any]
     ) -> list[EpisodeJob]:
         """Return the jobs of a validation: each member in `slots` plays each task `agents.samples` times. `names` has a
-        name for each task."""
+        name for each task, which the names of its episodes begin with."""
         k, how = self.agents.samples, Sampled(self.agents.temperature)
         return [
             EpisodeJob(slot, n * k + s, f"{name}:{s}", own(task), how)
@@ -461,11 +462,12 @@ class Rounds:
         ]  # fmt: skip
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """Evaluate the `P` members of `cohorts` on held-out tasks, one task for each of `seeds` `[n]`; return the
-        rewards and lengths by member and task, `[P, n]`.
+        """Evaluate the `P` members of `cohorts` on n held-out tasks; return the rewards, and the lengths in tokens that
+        the model wrote, by member and task, `[P, n]`.
 
-        A failed episode counts as the lowest reward of any episode in this evaluation, so that no member gains by
-        failing. `stopped` is a function that returns whether to stop.
+        `seeds` select the tasks, one task a seed, or all tasks if there are no more tasks than seeds. A failed episode
+        counts as the lowest reward of any episode in this evaluation, so that no member gains by failing. `stopped` is
+        a function that returns whether to stop.
 
         Raises:
             Stopped: `stopped` returned True.
@@ -479,13 +481,13 @@ class Rounds:
         self, cohorts: Sequence[Cohort], tasks: Sequence[Mapping[str, Any]], index: Sequence[int],
         stopped: Callable[[], bool], note: bool = False,
     ) -> Episodes:  # fmt: skip
-        """Let all `P` members play each of `n` tasks `agents.samples` times; return the mean rewards and the lengths,
-        by member and task, `[P, n]`.
+        """Let all `P` members play each of `n` tasks `agents.samples` times; return the mean rewards, and the lengths
+        in tokens that the model wrote, by member and task, `[P, n]`.
 
         Args:
             cohorts: the members.
             tasks: the tasks.
-            index: the number of each task in its dataset, which names its episodes.
+            index: the number of each task in its dataset, with which the names of its episodes begin.
             stopped: a function that returns whether to stop; it is called between completions.
             note: whether rewards and shares of right answers are also added to the record of validations.
 

@@ -89,7 +89,8 @@ class RolloutBatch:
     """The rows of tokens that `P` members learn from after a round.
 
     Attributes:
-        text: the rows of all members, `[P, B, …]`; members with fewer rows than `B` have padding.
+        text: the rows of all members, `[P, B, …]`, where B is the largest number of rows of a member; other members
+            have padding.
         owner: for each member, the index of the trajectory that each of its rows comes from.
         played: for each member, its trajectories of the round.
     """
@@ -148,12 +149,13 @@ class AdvantageSettings:
     """Settings by which advantages are computed from the rewards of trajectories.
 
     Attributes:
-        level: what is compared within a group. `trajectory` compares whole trajectories, and each step has the
-            advantage of its trajectory. `step` divides that advantage equally among the trajectory's steps. `turn`
-            compares each turn with the same turn of the other trajectories.
+        level: what is compared within a group, the trajectories of one task by agents of one role. `trajectory`
+            compares whole trajectories, and each step has the advantage of its trajectory. `step` divides that
+            advantage equally among the trajectory's steps. `turn` compares each turn with the same turn of the other
+            trajectories.
         gamma: discount factor of the returns of turns, for `turn`.
-        estimate: for each role the function (text, size of a group) → the text with advantages; the key `""` is for all
-            other roles.
+        estimate: for each role of agents, a function (text, size of a group) that returns the text with advantages. The
+            key `""` is for all other roles.
     """
 
     level: Level

@@ -14,7 +14,7 @@ from evopipe.watchdog import Hung
 
 class Turns(AbstractContextManager[None], Protocol):
     """The interface of a context manager that is entered for every step of a user's coroutine, from one `await` to the
-    next.
+    next, to limit the coroutine's time.
 
     `left` returns the seconds that the coroutine may still take; None if it has no limit.
     """

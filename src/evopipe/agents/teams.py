@@ -25,8 +25,8 @@ class PettingZooEnvironment(BaseEnv):
 
     Args:
         task: a mapping that may have a `seed`.
-        id: the environment, as `env.id` names it: `tictactoe_v3`, `mpe2.simple_spread_v3:parallel_env`, or
-            `module:function`.
+        id: the environment's id, in the form of the parameter `env.id`: `tictactoe_v3`,
+            `mpe2.simple_spread_v3:parallel_env`, or `module:function`.
         actions: names of discrete actions, in order; None passes actions to the environment unchanged. If the
             environment has an action mask, only legal actions are accepted.
         show: a function (observation, agent) → text; None for `str`.
@@ -123,6 +123,7 @@ class TeamWorkflow(Workflow):
         roles: the role of each agent, by its id; the default is the id itself. Advantages compare only agents of the
             same role.
         max_steps: the most steps of the environment.
+        **kwargs: the arguments of `Workflow`.
     """
 
     def __init__(

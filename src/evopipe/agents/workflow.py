@@ -28,8 +28,8 @@ class EpisodeRunner:
         threads: the engine's pool of threads.
         env_seconds: time limit of an environment's call; None for no limit.
         close_seconds: time limit of an environment's `close`.
-        lock: a lock for unsafe calls, of which only one may run at a time.
-        told: a function that is called after each call.
+        lock: a lock that is held during unsafe calls, those of environments that are not thread-safe.
+        told: a function without arguments, called after each call to tell the engine that the call has ended.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class EpisodeRunner:
         Args:
             function: the function.
             *args: its arguments.
-            safe: whether other calls may run at the same time; False waits until no other unsafe call of the engine
+            safe: whether the function is thread-safe. If not, the call waits until no other unsafe call of the engine
                 runs.
             **how: the arguments `blocking`, `seconds` (the time limit) and `undo` of `Threads.call`.
         """
@@ -72,6 +72,7 @@ class Workflow(ABC):
         gamma: discount factor of the returns that replace the steps' rewards; 0 keeps the rewards.
         reward_bonus_coeff: weight of a bonus that is added to each step's reward: the step's reward minus the previous
             step's.
+        **kwargs: not used.
     """
 
     def __init__(
@@ -87,18 +88,22 @@ class Workflow(ABC):
     async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode | None:
         """Play one episode of a task; return the episode, or None to have it made of the workflow's trajectories.
 
-        Raise a `TerminationEvent` to end the episode for a reason. `uid` is the episode's id, `"<task>:<rollout>"`.
+        Raise a `TerminationEvent` to end the episode for a reason. `uid` is the episode's id, `"<task>:<rollout>"`;
+        evopipe passes no `kwargs`.
         """
 
     def reset(self, task: dict[str, Any] | None = None, uid: str | None = None) -> None:
-        """Prepare for a new episode: reset all agents, and discard the committed trajectories."""
+        """Prepare for a new episode: reset all agents, and discard the committed trajectories.
+
+        `task` and `uid` are the new episode's task and id, for subclasses; this method does not use them.
+        """
         self._committed, self._told = [], set()
         for agent in self._own(BaseAgent):
             agent.reset()
 
     async def run_in_executor(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run a blocking function with the time limit of an environment's call, `agents.env_seconds`: in a process if
-        the function's attribute `blocking` is `"process"`, else in a thread."""
+        """Run a blocking function within the time limit of an environment's call, `agents.env_seconds`; return its
+        result. It runs in a process if its attribute `blocking` is `"process"`, else in a thread."""
         how = _blocks(function)
         return await self.executor.call(function, *args, blocking=how or True, seconds=self.executor.env_seconds)
 
@@ -135,13 +140,13 @@ class Workflow(ABC):
         self, name: str | None = None, agent: BaseAgent | None = None, trajectory: Trajectory | None = None,
         reset: bool = False,
     ) -> None:  # fmt: skip
-        """Store a copy of a trajectory as a part of the episode: of the trajectory of `agent`, or of `trajectory`. A
-        trajectory without steps is not stored.
+        """Store a copy of a trajectory, given by itself or by its agent, as a part of the episode. A trajectory without
+        steps is not stored.
 
         Args:
             name: the name of the copy; None keeps the trajectory's name.
-            agent: the agent whose trajectory is stored.
-            trajectory: the trajectory, if there is no agent.
+            agent: the agent whose trajectory is stored; None if `trajectory` is given.
+            trajectory: the trajectory; None if `agent` is given.
             reset: whether to reset the agent afterwards.
 
         Raises:
@@ -355,6 +360,7 @@ class FlowWorkflow(Workflow):
 
     The function returns a reward, a list of one reward for each call, a `Trajectory` or an `Episode`. If there is a
     `reward_fn`, the function may also return a text, which `reward_fn` scores, called with the task and the text.
+    The other arguments are those of `Workflow`.
     """
 
     def __init__(self, flow: Callable[..., Any], reward_fn: Callable[..., Any] | None = None, **kwargs: Any) -> None:

@@ -135,14 +135,14 @@ class Algorithm(ModuleType):
         REGIME: the name of the regime, which says what members learn from, such as `off_policy`.
         ACTIONS: the kinds of action space that the algorithm supports.
         State: the class of the algorithm's state: networks, optimisers and counts.
-        update: a function that makes one update of all members in place, and returns the `Learned` losses, health and
-            errors.
+        update: a function that makes one update of all members in place, and returns `Learned`: the losses, which
+            members are healthy, and errors.
         step: a function that chooses actions in training, and returns them as `Chosen`; only on-policy algorithms have
             it.
-        answers: a function of the configuration that returns the functions by which an exported policy computes values;
-            None for those that follow from the algorithm's function `values`.
-        period: a function of the configuration that returns the number of updates after which the pattern of unlike
-            updates, as with a delayed actor, repeats.
+        answers: a function of the configuration that returns the `Answers`, by which an exported policy computes
+            values; None to derive them from the algorithm's function `values`, if it has one.
+        period: a function of the configuration that returns the length in updates of the cycle in which updates differ,
+            for example 2 if the actor learns in every second update, else 1.
     """
 
     REGIME: str
@@ -216,7 +216,8 @@ def by_kernels(algo: Algorithm, name: str) -> Callable[..., Any] | None:
         algo: the algorithm.
         name: the function's name. `choice` takes (cfg, state) and returns a `Choice`, `recipe` takes (cfg, state, hp,
             batch) and returns a `Recipe`, and `play` takes (cfg, state, ticks) and returns a function without arguments
-            that lets members act. Each of the three returns None if the kernels cannot do the work.
+            that lets members act, see `native.rollouts.play`. Each of the three returns None if the kernels cannot do
+            the work.
     """
     own = getattr(algo, "__name__", "").startswith(f"{__name__}.")
     found: Callable[..., Any] | None = getattr(algo, name) if own else None
@@ -226,7 +227,8 @@ def by_kernels(algo: Algorithm, name: str) -> Callable[..., Any] | None:
 def regime_name(name: str) -> str:
     """Return the regime that an algorithm's file names, without importing the file; empty if it names none.
 
-    Importing all algorithms would take a tenth of a second.
+    The regime says what members learn from, such as `off_policy`. Importing all algorithms would take a tenth of a
+    second.
     """
     if name in _own():
         spec = find_spec(f"{__name__}.{name}")
@@ -245,7 +247,7 @@ def on_policy(algo: Algorithm) -> bool:
 
 
 def unserved(name: str, spaces: Spaces, env_id: str, space: object) -> str | None:
-    """Return why an algorithm does not support an environment's actions or agents, as a sentence; None if it does.
+    """Return why an algorithm does not support an environment's actions or team, as a sentence; None if it does.
 
     Args:
         name: the algorithm's name.

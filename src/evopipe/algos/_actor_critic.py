@@ -58,8 +58,8 @@ def explore(cfg: Any, step: int) -> float:
 def greedy(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None) -> Tensor:
     """Return the deterministic actions μ(s) of the actors: obs `[P, E, O]` → `[P, E, A]` in [−1, 1].
 
-    P is the number of members, E the number of environments of each. `legal` has no effect, because actions are
-    continuous.
+    P is the number of members, E the number of environments of each. `cfg` and `state` are the algorithm's
+    configuration and state. `legal` has no effect, because actions are continuous.
     """
     with torch.no_grad():
         return squashed(forward(state.actor, forward(state.encoder, obs)))
@@ -84,7 +84,8 @@ def act(cfg: Any, state: Any, obs: Tensor, legal: Tensor, epsilon: Tensor, draw:
 def output(cfg: Any, state: Any, obs: Tensor) -> Tensor:
     """Return the outputs of the actors: obs `[P, E, O]` → `[P, E, A]` for P members with E environments each.
 
-    The outputs are logits of discrete actions, or continuous actions before the tanh. NaN becomes 0.
+    The outputs are logits of discrete actions, or continuous actions before the tanh. NaN becomes 0. `cfg` and `state`
+    are the algorithm's configuration and state.
     """
     with torch.no_grad():
         return torch.nan_to_num(forward(state.actor, obs))
@@ -94,7 +95,8 @@ def best(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None) -> Tensor:
     """Return the most likely legal actions `[P, E]`; for continuous actions, μ(s) `[P, E, A]`.
 
     obs is `[P, E, O]` for P members with E environments each. For discrete actions, the actors' outputs are logits, and
-    `legal` `[P, E, A]` bool says which actions are legal; None for all.
+    `legal` `[P, E, A]` bool says which actions are legal; None for all. `cfg` and `state` are the algorithm's
+    configuration and state.
     """
     return likeliest(output(cfg, state, obs), legal, cfg.spaces.continuous)
 
@@ -117,7 +119,8 @@ def chances(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None, memory: Ten
     """Return the policy's distribution over the legal actions: a softmax of the actor's outputs, see `output`.
 
     obs is `[P, B, O]` for B observations of P members, and legal `[P, B, A]` bool, or None if all actions are legal.
-    `memory` has no effect, because the actors are not recurrent.
+    `cfg` and `state` are the algorithm's configuration and state. `memory` has no effect, because the actors are not
+    recurrent.
     """
     return distribution(cfg.spaces, output(cfg, state, obs), None, legal)
 
@@ -126,7 +129,7 @@ def q_values(cfg: Any, state: Any, obs: Tensor, action: Tensor | None) -> Tensor
     """Return the smaller value of each member's two critics, min(Q₁, Q₂), without gradient.
 
     obs is `[P, B, O]` for B observations of P members. The result is `[P, B]` for the actions `action`, or `[P, B, A]`
-    for all discrete actions if `action` is None.
+    for all discrete actions if `action` is None. `cfg` and `state` are the algorithm's configuration and state.
     """
     with torch.no_grad():
         x = forward(getattr(state, "encoder", None), obs)
@@ -166,7 +169,7 @@ def clipped_double_loss(
         state: the algorithm's state.
         hp: hyper-parameters, `[P]` each.
         batch: a minibatch of B transitions.
-        draw: the stream of random numbers.
+        draw: the stream of random numbers, for the noise.
         x, x_t: observations before and after the step, or features that the shared encoder computes of them.
     """
     with torch.no_grad():
@@ -202,16 +205,16 @@ def recipe(critic: str, cfg: Any, state: Any, hp: Hyper, batch: Batch, close: bo
 
 def choice(cfg: Any, state: Any) -> Choice | None:
     """Return the `Choice` by which the C kernels choose actions as `act` does. Return None if they cannot; then torch
-    chooses."""
+    chooses. `cfg` and `state` are the algorithm's configuration and state."""
     plain = cfg.noise == "gaussian" and getattr(state, "encoder", None) is None
     return Choice(state.actor, "noisy", cfg.noise_sd) if plain else None
 
 
 def actor_loss(state: Any, critic: str, batch: Batch) -> Tensor:
-    """Return the actor's weighted loss −Q(s, μ(s)) of each member, `[P]`. If there are two critics, Q is the first.
+    """Return the actor's loss of each member, `[P]`: the weighted sum of −Q(s, μ(s)) over the transitions of `batch`.
 
-    `critic` is the name of the state's field with the critics. `batch` is the minibatch, whose weights weight the
-    transitions.
+    `state` is the algorithm's state, and `critic` the name of its field with the critics. If there are two critics, Q
+    is the first.
     """
     q = state.critics.pair[0] if critic == "critics" else state.critic.frozen
     with torch.no_grad():

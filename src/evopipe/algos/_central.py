@@ -33,11 +33,14 @@ RANGES = _hyper.ranges(lr_actor=(1e-4, 1e-2), lr_critic=(1e-4, 1e-2), batch_size
 
 
 def networks(cfg: Any, spaces: Spaces, critics: int = 1) -> dict[str, Widths]:
-    """Return the input and output width of every network, by name: for each group of agents an actor, and one or two
-    critics.
+    """Return the input and output width of the networks `actor` and `critic` (`critics` if there are two), by name.
 
-    The critics are centralised: they read all agents' observations and actions. `critics` is the number of critics of a
-    group; two critics are adjacent copies.
+    Each group of agents has an actor and centralised critics, which read all agents' observations and actions.
+
+    Args:
+        cfg: the algorithm's configuration.
+        spaces: the environment's spaces.
+        critics: the number of critics of each group, 1 or 2.
     """
     of, copies = agent_groups(cfg, spaces), len(agent_groups(cfg, spaces).groups)
     actors, own = Widths(of.observed, spaces.actions, copies=copies), Widths(of.joint(), 1, copies=critics * copies)
@@ -107,7 +110,10 @@ def act(cfg: Any, state: Any, obs: Tensor, legal: Tensor, epsilon: Tensor, draw:
 
 
 def as_numbers(cfg: Any, action: Tensor) -> Tensor:
-    """Return actions as critics read them, `[…, A]` float: discrete actions, int64 `[…]`, become one-hot."""
+    """Return actions as critics read them, `[…, A]` float: discrete actions, int64 `[…]`, become one-hot.
+
+    `cfg` is the algorithm's configuration.
+    """
     if cfg.spaces.continuous:
         return action
     return torch.nn.functional.one_hot(action, cfg.spaces.actions).to(torch.get_default_dtype())
@@ -121,7 +127,8 @@ def value(cfg: Any, critic: Net, obs: Tensor, actions: Tensor) -> Tensor:
     Args:
         cfg: the algorithm's configuration.
         critic: the critics, of each group of agents.
-        obs: `[P, B, K, O]`; or `[P, K, B, K, O]`, if the critics of different agents (axis 1) read different values.
+        obs: `[P, B, K, O]`, the observations; or `[P, K, B, K, O]` if each agent's critic reads other values. Then axis
+            1 counts the critics, and axis 3 the agents that they observe.
         actions: `[P, B, K, A]` or `[P, K, B, K, A]`, the actions as numbers, see `as_numbers`.
     """
     of = agent_groups(cfg)
@@ -255,7 +262,10 @@ def signals(critic: str, cfg: Any, state: Any, batch: Batch) -> dict[str, Tensor
     agent's actor loss is minus the critic's value of the agent's greedy action, while the other agents act as in the
     minibatch. Transitions from which an agent does not learn are left out for this agent.
 
-    `critic` is the name of the state's field with the critics.
+    Args:
+        critic: the name of the state's field with the critics.
+        cfg, state: the algorithm's configuration and state.
+        batch: the minibatch.
     """
     of, steps = agent_groups(cfg), _Steps.of(cfg, batch)
     nets = getattr(state, critic), getattr(state, f"{critic}_target")

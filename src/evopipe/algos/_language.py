@@ -93,14 +93,14 @@ class StateWithHead:
 
 
 def networks(cfg: Any, words: Words) -> Mapping[str, Widths]:
-    """Return the input and output width of the only network, the language model, by name. `words` holds the sizes of
+    """Return the input and output width of the only network, `policy`, the language model. `words` holds the sizes of
     the base model."""
     return {"policy": Widths(words.hidden, words.vocabulary)}
 
 
 def networks_with_head(cfg: Any, words: Words) -> Mapping[str, Widths]:
-    """Return the input and output widths, by name, of the language model and of a head that reads the model's hidden
-    states. `words` holds the sizes of the base model."""
+    """Return the input and output width of the language model, `policy`, and of a head that reads the model's hidden
+    states, `value`. `words` holds the sizes of the base model."""
     return {**networks(cfg, words), "value": Widths(words.hidden, 1, "head")}
 
 
@@ -253,9 +253,9 @@ def learner(loss: Callable[..., Tensor], completions: bool = False) -> Callable[
     """Return the function `update` of a language algorithm, which makes an update of all members in place.
 
     The returned function takes (cfg, state, hp, batch, healthy, draw, turn): the algorithm's configuration and state,
-    the hyper-parameters, the minibatch `Text`, which members learn (`[P]` bool); `draw` and `turn` have no effect. The
-    function changes the networks in `state`, and returns `Learned`: the losses `[P]`, which of P members are still
-    healthy, and errors.
+    hyper-parameters, a minibatch (`Text`), and the mask `[P]` of the members that learn. `draw` and `turn` have no
+    effect. The function changes the networks in `state`, and returns `Learned`: the losses `[P]`, which of P members
+    are still healthy, and errors.
 
     Args:
         loss: the algorithm's loss, a function (cfg, hp, now, batch) that returns `[P]`, where `now` holds the present

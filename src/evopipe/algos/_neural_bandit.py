@@ -87,7 +87,7 @@ def arms(cfg: Any, obs: Tensor) -> Tensor:
 def values(cfg: Any, state: State, obs: Tensor) -> Tensor:
     """Return the expected reward f(x; θ) of every arm, without gradient: obs `[P, E, O]` → `[P, E, A]`.
 
-    P counts members, E observations of each, A arms (actions).
+    P counts members, E observations of each, A arms (actions). `cfg` is the algorithm's configuration.
     """
     with torch.no_grad():
         x = arms(cfg, obs)
@@ -99,6 +99,7 @@ def greedy(cfg: Any, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
     """Choose the legal arms with the highest expected reward: obs `[P, E, O]` → `[P, E]` int64.
 
     There are P members with E environments each. legal is `[P, E, A]` bool for A arms, or None if all arms are legal.
+    `cfg` is the algorithm's configuration.
     """
     return best_legal(values(cfg, state, obs), legal)
 
@@ -168,14 +169,15 @@ def _chosen(cfg: Any, batch: Batch) -> Tensor:
 
 def update(cfg: Any, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Any, turn: int) -> Learned:
     """Take one gradient step on `loss`, in place, and add the arms chosen since the last update to the sums S in
-    `state.seen`.
+    `state.seen` (see `width`).
 
-    Return the losses `[P]`, which members are still healthy (all their numbers are finite), and the errors `[P, B]`.
+    Each of the `learn_step` arms chosen since the last update adds the same to S: the mean of g², the squared gradient
+    of the output, over the minibatch's first 8 rows (`COUNTED`). Return the losses `[P]`, which members are still
+    healthy (all their numbers are finite), and the errors `[P, B]`.
 
     Args:
         cfg, state: the algorithm's configuration and state.
-        hp: hyper-parameters, `[P]` each. Each of the `learn_step` arms chosen since the last update adds the mean of g²
-            over the minibatch's first `COUNTED` rows to S.
+        hp: hyper-parameters, `[P]` each.
         batch: a minibatch of B transitions of P members.
         healthy: `[P]` bool, the members that learn.
         draw, turn: have no effect.

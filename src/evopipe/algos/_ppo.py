@@ -56,8 +56,8 @@ RANGES = _hyper.ranges(
 def schedule(cfg: Any, step: int) -> dict[str, float]:
     """Return the factors of the hyper-parameters `lr` and `clip`, by name, after `step` environment steps of a member.
 
-    The factors go linearly from 1 to `lr_end` and `clip_end` over `decay_steps`. If `decay_steps` is 0, the factors are
-    always 1.
+    The factors go linearly from 1 to `lr_end` and `clip_end` over `decay_steps` steps. If `decay_steps` is 0, the
+    factors are always 1.
     """
     done = min(1.0, step / cfg.decay_steps) if cfg.decay_steps else 0.0
     return {"lr": 1.0 + done * (cfg.lr_end - 1.0), "clip": 1.0 + done * (cfg.clip_end - 1.0)}

@@ -49,7 +49,10 @@ def explore(cfg: Any, step: int) -> float:
 
 
 def values(cfg: Any, state: State, obs: Tensor) -> Tensor:
-    """Return the action values Q(s, ·): obs `[P, E, O]` → `[P, E, A]`, for P members with E observations each."""
+    """Return the action values Q(s, ·): obs `[P, E, O]` → `[P, E, A]`, for P members with E observations each.
+
+    `cfg` is the algorithm's configuration.
+    """
     with torch.no_grad():
         return forward(state.q, obs)
 
@@ -58,6 +61,7 @@ def greedy(cfg: Any, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
     """Return the legal actions of highest value, `[P, E]` int64.
 
     obs is `[P, E, O]` (P members, E environments each); legal is bool `[P, E, A]`, or None if all actions are legal.
+    `cfg` is the algorithm's configuration.
     """
     return best_legal(values(cfg, state, obs), legal)
 
@@ -66,7 +70,7 @@ def act(cfg: Any, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, dra
     """Return the legal actions of highest value, or with probability ε uniformly random legal actions, `[P, E]` int64.
 
     obs is `[P, E, O]` (P members, E environments each), legal `[P, E, A]` bool, epsilon (ε) `[P]`; `draw` is the stream
-    of random numbers.
+    of random numbers, `cfg` the algorithm's configuration.
     """
     return epsilon_greedy(values(cfg, state, obs), legal, epsilon, draw)
 
@@ -102,5 +106,8 @@ def recipe(cfg: Any, state: State, hp: Hyper, batch: Batch, alpha: Tensor | None
 
 
 def choice(cfg: Any, state: State) -> Choice:
-    """Return the `Choice` by which the C kernels choose actions as `act` does, from the values of the Q-network."""
+    """Return the `Choice` by which the C kernels choose actions as `act` does, from the values of the Q-network.
+
+    `cfg` is the algorithm's configuration.
+    """
     return Choice(state.q, "best")

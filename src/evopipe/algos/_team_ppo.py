@@ -124,8 +124,8 @@ def step(
     Return actions, log-probabilities, values and recurrent states after the step.
 
     Args:
-        seen: a function (groups, obs) that returns the critics' inputs `[P, K, B, inputs]`, from the team's
-            `AgentGroups` and all K agents' observations `[P, K, B, O]`.
+        seen: a function (groups, obs) that returns the critics' inputs `[P, K, N, inputs]`, from the team's
+            `AgentGroups` and the observations `[P, K, N, O]`, N of each of K agents.
         cfg, state: the algorithm's configuration and state.
         obs: `[P, E, O]` for P members, where E counts the agents of all environments.
         legal: `[P, E, A]` bool, the legal actions; None if all are.
@@ -153,8 +153,9 @@ def value(seen: Seen, cfg: Any, state: State, obs: Tensor, memory: Tensor, next_
     agents.
 
     Args:
-        seen: a function (groups, obs, next_alive) that returns the critics' inputs `[P, K, B, inputs]`, from the team's
-            `AgentGroups`, all K agents' observations `[P, K, B, O]` and their status `[P, K, B]` or None.
+        seen: a function (groups, obs, next_alive) that returns the critics' inputs `[P, K, N, inputs]`, from the team's
+            `AgentGroups`, the observations `[P, K, N, O]`, N of each of K agents, and the agents' status `[P, K, N]` or
+            None. B is N · K.
         cfg, state: the algorithm's configuration and state.
         obs: `[P, B, O]`, the observations.
         memory: `[P, B, M]`, the recurrent state before each observation.
@@ -211,13 +212,13 @@ def greedy(cfg: Any, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
 
 
 def evaluate(seen: Seen, cfg: Any, state: State, batch: Sequences, log_std: Tensor) -> tuple[Distribution, Tensor]:
-    """Return the policy's action distribution and the values for a minibatch, both over `[P, K, B · L]`.
+    """Return the policy's action distribution and the values for every step of a minibatch, `[P, K, B · L]` each.
 
     The minibatch holds B sequences of L steps for each of K agents and P members.
 
     Args:
-        seen: a function (groups, obs) that returns the critics' inputs `[P, K, B, inputs]`, from the team's
-            `AgentGroups` and all K agents' observations `[P, K, B, O]`.
+        seen: a function (groups, obs) that returns the critics' inputs `[P, K, N, inputs]`, from the team's
+            `AgentGroups` and the observations `[P, K, N, O]`, N of each of K agents.
         cfg, state: the algorithm's configuration and state.
         batch: the minibatch.
         log_std: the log standard deviations of continuous actions.
@@ -243,8 +244,8 @@ def loss(seen: Seen, cfg: Any, state: State, hp: Hyper, batch: Sequences, log_st
     over groups.
 
     Args:
-        seen: a function (groups, obs) that returns the critics' inputs `[P, K, B, inputs]`, from the team's
-            `AgentGroups` and all K agents' observations `[P, K, B, O]`.
+        seen: a function (groups, obs) that returns the critics' inputs `[P, K, N, inputs]`, from the team's
+            `AgentGroups` and the observations `[P, K, N, O]`, N of each of K agents.
         cfg, state: the algorithm's configuration and state.
         hp: hyper-parameters, `[P]` each.
         batch: a minibatch of the rollout.
@@ -292,8 +293,8 @@ def update(
     rollout, see `_ppo.descend`.
 
     Args:
-        seen: a function (groups, obs) that returns the critics' inputs `[P, K, B, inputs]`, from the team's
-            `AgentGroups` and all K agents' observations `[P, K, B, O]`.
+        seen: a function (groups, obs) that returns the critics' inputs `[P, K, N, inputs]`, from the team's
+            `AgentGroups` and the observations `[P, K, N, O]`, N of each of K agents.
         cfg, state: the algorithm's configuration and state.
         hp: hyper-parameters, `[P]` each.
         batch: the minibatch.

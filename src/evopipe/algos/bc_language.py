@@ -61,14 +61,14 @@ def logits(cfg: Config, hp: Hyper, said: Mapping[str, Tensor]) -> Tensor:
     Args:
         cfg: the algorithm's configuration.
         hp: hyper-parameters, `[P]` each.
-        said: the outputs of the networks that are needed to write, by the network's name: `[P, n, …]` for n positions
-            in texts, of P members. V counts the tokens of the vocabulary.
+        said: the networks' outputs by name; `policy` is `[P, n, V]` for n positions in texts of P members, and V tokens
+            of the vocabulary.
     """
     return said["policy"]
 
 
 def loss(cfg: Config, hp: Hyper, said: Tensor, batch: Games) -> Tensor:
-    """Return each member's loss `[P]` on a minibatch of games.
+    """Return each member's loss `[P]` on a minibatch of games: the mean of −log π over the tokens that players wrote.
 
     Args:
         cfg: the algorithm's configuration.

@@ -78,7 +78,7 @@ class State:
 
 
 class Values(NamedTuple):
-    """The critic's values in states, of which each is a text up to some token.
+    """The critic's values of states. A state is a text up to some token.
 
     Attributes:
         first, second: `[…, V]`, the action values Q₁ and Q₂ of each of V tokens.
@@ -112,7 +112,8 @@ class Said(NamedTuple):
 def networks(cfg: Config, words: Words) -> Mapping[str, Widths]:
     """Return the input and output width of every network, by name.
 
-    The critic's outputs are Q₁ of every token, then Q₂ of every token, then V.
+    The critic's outputs are Q₁ of every token of the vocabulary, then Q₂ of every token, then the state value.
+    `words` holds the size of the vocabulary.
     """
     v = words.vocabulary
     return {"policy": Widths(v, v), "critic": Widths(v, 2 * v + 1)}
@@ -126,14 +127,14 @@ def init(cfg: Config, nets: Nets) -> State:
 def logits(cfg: Config, hp: Hyper, said: Mapping[str, Tensor]) -> Tensor:
     """Return the logits `[P, n, V]` from which tokens are sampled.
 
-    The logits are the policy's log-probabilities. The logit of a token with a negative advantage, by the target critic,
-    is lowered by β times the advantage's size.
+    The logits are the policy's log-probabilities. β times the token's advantage is added if the advantage, which the
+    target critic gives, is negative.
 
     Args:
         cfg: the algorithm's configuration.
         hp: hyper-parameters, `[P]` each.
-        said: the outputs of the networks that are needed to write, by the network's name: `[P, n, …]` for n positions
-            in texts, of P members. V counts the tokens of the vocabulary.
+        said: the networks' outputs by name, for n positions in texts of P members: `policy` `[P, n, V]` for V tokens of
+            the vocabulary, and `critic_target` `[P, n, 2 V + 1]`, see `Values`.
     """
     values = Values.of(said["critic_target"])
     advantage = torch.minimum(values.first, values.second) - values.state[..., None]
@@ -143,7 +144,14 @@ def logits(cfg: Config, hp: Hyper, said: Mapping[str, Tensor]) -> Tensor:
 def loss(cfg: Config, hp: Hyper, said: Said, batch: Games) -> tuple[Tensor, Tensor]:
     """Return the losses of each member's policy and of its critic, `[P]` each, on a minibatch of games.
 
-    `said` holds the outputs of the networks for these games, and hp the hyper-parameters, `[P]` each.
+    The policy imitates the games' tokens with weights. The critic's loss is an expectile loss of the state value, plus
+    the squared errors of Q₁ and Q₂, plus a conservative term.
+
+    Args:
+        cfg: the algorithm's configuration.
+        hp: hyper-parameters, `[P]` each.
+        said: the outputs of the networks for these games.
+        batch: the games.
     """
     token, weight = batch.ids[..., 1:], ops.token_weights(batch.acts, "token")
     now, target = Values.of(said.critic), Values.of(said.target)

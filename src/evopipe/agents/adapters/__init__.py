@@ -47,7 +47,7 @@ class AdaptedEnvironment(NamedTuple):
 def chosen(environment: Any, named: Any, other: bool) -> AdaptedEnvironment | None:
     """Return the adapter of the environment that a program passes or that the parameter `agents.environment` names.
 
-    Returns None if neither names an environment, if the class needs no adapter, or if `other` is true.
+    Returns None if neither names an environment, if the environment needs no adapter, or if `other` is true.
 
     Args:
         environment: the program's environment: a class, a function that makes environments, or a text in the form of
@@ -71,7 +71,7 @@ def chosen(environment: Any, named: Any, other: bool) -> AdaptedEnvironment | No
 
 
 def find(environment: Any, key: str = KEY) -> AdaptedEnvironment | None:
-    """Return the adapter of an environment; None if the class needs no adapter or its kind is unknown.
+    """Return the adapter of an environment; None if its class needs no adapter or is of an unknown kind.
 
     Args:
         environment: a class, a function that makes environments, or a text as in `agents.environment`: `module:Class`

@@ -27,7 +27,7 @@ class OpenEnvironment(BaseEnv):
     action's field `field`; a completion that is a JSON object becomes the whole action.
 
     Args:
-        url: the server's address, `ws://host:port` or `wss://host:port`, with the path `/ws`.
+        url: the server's address: `ws://host:port/ws` or `wss://host:port/ws`.
         field: the field of the action that a text is put into.
         show: the field of the observation that the agent sees. None shows the observation's text field if it has
             exactly one, and otherwise the whole observation.

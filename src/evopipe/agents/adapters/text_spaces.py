@@ -84,7 +84,7 @@ def _number(value: Any) -> Any:
 
 
 def seeds(n: int, seed: int) -> list[dict[str, Any]]:
-    """Return `n` tasks, each `{"seed": …}` with a seed of its own. The tasks of two values of `seed` have no task in
+    """Return `n` tasks, each `{"seed": …}` with a seed of its own. Two different values of `seed` give no task in
     common, if `n` is at most a million."""
     return [{"seed": seed * 1_000_000 + i} for i in range(n)]
 

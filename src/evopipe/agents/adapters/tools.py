@@ -23,8 +23,8 @@ _LONGEST = 20_000  # characters of a tool's output that an agent is told
 
 
 class EpisodeLost(Exception):
-    """Raised when the server that answers tool calls has died or is too late: the episode fails. Other exceptions of
-    tools become messages for the agent."""
+    """Raised when the server that answers tool calls has died or answers too late: the episode fails. Other exceptions
+    of tools become messages for the agent."""
 
 
 class ToolsEnvironment(BaseEnv):
