@@ -1,4 +1,4 @@
-"""Conversion of observations in files, recorded in an environment's own space, to rows."""
+"""Reads observations from files, and flattens them from an environment's own space to rows of numbers."""
 
 from __future__ import annotations
 
