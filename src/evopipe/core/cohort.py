@@ -95,7 +95,7 @@ class Cohort:
         """A copy of the cohort with an empty runner, for use in functions that the cohort's runner records.
 
         The copy shares all tensors with the cohort. If recorded functions referred to the cohort itself, cohort and
-        runner would refer to each other, and memory would be freed late.
+        runner would refer to each other, and their memory would be freed late.
         """
         return replace(self, runner=Runner())
 

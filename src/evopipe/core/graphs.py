@@ -48,7 +48,7 @@ class Paths:
 
     @classmethod
     def choose(cls, compile: Compile, device: torch.device) -> Paths:
-        """Return the fast paths that the parameter `runtime.compile` selects on this device."""
+        """Return the fast paths that `compile`, the parameter `runtime.compile`, selects on this device."""
         on_cuda = device.type == "cuda"
         if compile == "off" or (compile == "auto" and not on_cuda):
             return cls()
@@ -93,7 +93,7 @@ class Runner:
         bound: Callable[[], Sequence[Tensor]],
         written: Callable[[], Sequence[Tensor]] = lambda: (),
     ) -> Callable[[], tuple[Tensor, ...]]:
-        """Return a function without arguments that runs a piece of work on `inputs`, and returns the work's outputs.
+        """Return a function without arguments that runs a piece of work on `inputs`, and returns its outputs as a tuple.
 
         `ready` records the work if its `name` is new; else the returned function replays the recording with the new
         inputs. If `Paths.capture` is `none`, nothing is recorded, and the work is called directly.

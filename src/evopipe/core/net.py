@@ -1,4 +1,4 @@
-"""Networks of several members: their parameters lie in one flat tensor `[P, N]`, in which pads stay exactly zero."""
+"""Networks of several members: their parameters lie in one flat tensor `[P, N]`, in which padding stays exactly 0."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Net:
 
     @cached_property
     def views(self) -> Any:
-        """The parameter tensors as views of the flat rows, which the structure's forward pass reads.
+        """The parameter tensors as views of the flat rows, in the form that the structure's forward pass reads.
 
         If the network is trainable, the views are leaves of autograd whose `.grad` is allocated already.
         """
@@ -189,12 +189,13 @@ def unroll(net: Net | None, x: Tensor, memory: Tensor, begins: Tensor) -> Tensor
 
 
 def score(policy: Net, text: Text, value: Net | None = None, entropy: bool = False) -> TokenScores:
-    """Run each member's language model on its own rows of text, and return the log-probabilities of the tokens.
+    """Run each member's language model on its own rows of text, and return the scores of the tokens, such as their
+    log-probabilities.
 
     Args:
         policy: the language models.
         text: `[P, B, …]`, the B rows of text of each of P members.
-        value: the value heads, by which the values of the tokens are returned too; None for no values.
+        value: the value heads, which add the state value before each token to the scores; None for no values.
         entropy: whether entropies are computed, which takes as much memory as the logits. If not, they are 0.
     """
     structure: Any = policy.structure

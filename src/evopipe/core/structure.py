@@ -86,8 +86,8 @@ class Structure(Protocol):
 
     Attributes:
         widths: the input and output width of the network.
-        copies: the number of equal networks that a row holds, one after the other; the forward pass then reads `[P ·
-            copies, B, …]`.
+        copies: the number of networks, of one architecture, that a row holds one after the other. The forward pass
+            reads `[P · copies, B, …]`.
         size: `N`, the numbers in a row. A row is a whole number of cache lines, so that a kernel's result for the row
             does not depend on other rows.
         memory_widths: the width of each part of the recurrent state; empty if the network is not recurrent.
@@ -124,8 +124,11 @@ class Structure(Protocol):
         """Return the structure with every row repeated `times` times; the repetitions of a row are adjacent."""
 
     def views(self, of: ViewOf) -> Any:
-        """Return the parameter tensors that the forward pass reads. The function `of` takes (start, rows, columns), and
-        returns these numbers of every member's row as a view `[P, rows, columns]`."""
+        """Return the parameter tensors that the forward pass reads.
+
+        The function `of` takes (start, rows, columns). It returns a view `[P, rows, columns]` of the rows · columns
+        numbers from index `start` on in every member's flat row.
+        """
 
     def forward(self, views: Any, x: Tensor) -> Tensor:
         """Run every row's network on its own batch: x `[P, B, inputs]` → `[P, B, outputs]`, for batches of B inputs.
