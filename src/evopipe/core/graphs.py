@@ -93,7 +93,7 @@ class Runner:
         bound: Callable[[], Sequence[Tensor]],
         written: Callable[[], Sequence[Tensor]] = lambda: (),
     ) -> Callable[[], tuple[Tensor, ...]]:
-        """Return a function without arguments that runs a piece of work on `inputs`, and returns its outputs as a tuple.
+        """Return a function without arguments that runs some work on `inputs`, and returns the outputs as a tuple.
 
         `ready` records the work if its `name` is new; else the returned function replays the recording with the new
         inputs. If `Paths.capture` is `none`, nothing is recorded, and the work is called directly.
