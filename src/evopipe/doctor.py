@@ -50,8 +50,8 @@ def facts_of_events(
 ) -> Facts:
     """Return the facts about a training that the report's rules of advice need, taken from the events of its log.
 
-    `params` has the layout of `params.yaml`; `interval` is the confidence interval of the elite's held-out score, if
-    known.
+    `params` has the layout of `params.yaml`; `interval` is the confidence interval of the held-out score of the run's
+    champion, the elite, if known.
     """
     # A run that was killed repeats what came after its last checkpoint, to the same bits.
     told = {event.generation: event for event in events if isinstance(event, Generation)}

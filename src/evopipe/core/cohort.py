@@ -61,7 +61,7 @@ class Cohort:
     Attributes:
         members: the members as they were when the cohort was formed; their tensors are out of date.
         structures: the structure of every network, by name.
-        state: the algorithm's state, whose rows are in the order of `members`.
+        state: the algorithm's state, an instance of its class `State`. Its rows are in the order of `members`.
         keys: `[P]` int64, the members' random keys.
         hyper: the hyper-parameters by name, `[P]` each.
         weight: `[P, B]`, the weight of each place in a minibatch. A member with batch size b ≤ B has b places of weight
@@ -92,10 +92,10 @@ class Cohort:
 
     @cached_property
     def without_runner(self) -> Cohort:
-        """A copy of the cohort with a new, empty runner. It shares all tensors with the cohort.
+        """A copy of the cohort with an empty runner, for use in functions that the cohort's runner records.
 
-        The functions that a runner records refer to this copy. If they referred to the cohort itself, cohort and runner
-        would refer to each other.
+        The copy shares all tensors with the cohort. If recorded functions referred to the cohort itself, cohort and
+        runner would refer to each other, and their memory would be freed late.
         """
         return replace(self, runner=Runner())
 
@@ -111,9 +111,10 @@ class Cohort:
         return sum(structure.memory for structure in self.structures.values())
 
     def pieces(self, memory: Tensor) -> dict[tuple[str, int], Tensor]:
-        """Split recurrent states `[…, M]` into views, one for each part of each network's state, with padding.
+        """Split the recurrent states `memory` `[…, M]` into views, one for each part of each network's state.
 
-        The keys are pairs (network, index): the network's name, and the part's index in `Structure.memory_widths`.
+        The keys are pairs (network, index): the network's name, and the part's index in `Structure.memory_widths`. Each
+        view has the part's padded width.
         """
         widths = {
             (name, i): width
@@ -276,9 +277,10 @@ def form(
         widths: the input and output width of every network.
         device: the device of the cohorts' tensors.
         pace: a function that returns a member's `Pace`: its batch size, and when it learns.
-        mode: which of the members that learn at the same steps and have equal `family` share a cohort: `exact`, only
-            those with equal `signature` and padded batch size; `merged`, others too if that is faster by the cost
-            model; `whole`, all.
+        mode: which members share a cohort, if they learn at the same steps and their architectures have the same
+            `family`. `whole`: all of them. `exact`: those whose architectures have the same `signature`, and whose
+            padded batch sizes are equal. `merged`: as `exact`, but cohorts are merged if the cost model says that this
+            is faster.
         paths: the fast paths (CUDA graphs, `torch.compile`) that the cohorts use; None for none.
     """
     groups = _group(members, pace, mode, device.type)

@@ -30,8 +30,8 @@ class Paths:
     share.
 
     Args:
-        capture: `graph` for CUDA graphs; `buffers` for the fixed input and output tensors of a graph, but without a
-            graph; `none` for neither.
+        capture: `graph` for CUDA graphs. `buffers`, as on a CPU, for plain calls that use fixed input and output
+            tensors as a graph does. `none` for plain calls.
         compiled: whether `update` goes through `torch.compile`, which changes the last bits of results.
 
     Attributes:
@@ -48,7 +48,7 @@ class Paths:
 
     @classmethod
     def choose(cls, compile: Compile, device: torch.device) -> Paths:
-        """Return the fast paths that the parameter `runtime.compile` selects on this device."""
+        """Return the fast paths that `compile`, the parameter `runtime.compile`, selects on this device."""
         on_cuda = device.type == "cuda"
         if compile == "off" or (compile == "auto" and not on_cuda):
             return cls()
@@ -93,22 +93,20 @@ class Runner:
         bound: Callable[[], Sequence[Tensor]],
         written: Callable[[], Sequence[Tensor]] = lambda: (),
     ) -> Callable[[], tuple[Tensor, ...]]:
-        """Return a function that runs a piece of work once on the tensors `inputs`.
+        """Return a function without arguments that runs some work on `inputs`, and returns the outputs as a tuple.
 
-        The returned function takes no arguments, and returns the work's outputs, a tuple of tensors. The work is
-        recorded when its `name` is new, and replayed in later calls of `ready`. If the fast paths have `capture`
-        `none`, the work is called directly.
+        `ready` records the work if its `name` is new; else the returned function replays the recording with the new
+        inputs. If `Paths.capture` is `none`, nothing is recorded, and the work is called directly.
 
         Args:
-            name: identifies the work, and everything that changes its shapes or operators.
-            make: a function that returns the work. The work is a function of tensors on the device that never
-                synchronises with the host. The argument of `make` is a decorator, which `make` applies to the part that
-                may be compiled.
-            inputs: the tensors that are new at every call, on the host or the device. Shapes and types must not change.
+            name: a key of the recording. Work with other shapes or operators needs another name.
+            make: a function that returns the work: a function of tensors on the device that never synchronises with
+                the host. The argument of `make` is a decorator, which `make` applies to the part that may be compiled.
+            inputs: the work's arguments, on the host or the device. Only their values may differ between calls.
             device: the device on which the work runs.
-            bound: a function without arguments that returns the other tensors that the work reads. If one of them, or
-                of those that `written` returns, is no longer the same tensor object, the work is recorded again.
-            written: a function without arguments that returns the tensors that the work writes in place.
+            bound: a function without arguments that returns the other tensors that the work reads.
+            written: a function without arguments that returns the tensors that the work writes in place. If `bound` or
+                `written` returns other tensor objects than at the recording, the work is recorded again.
         """
         if self.paths.capture == "none":
             return partial(make(lambda function: function), *(upload(x, device) for x in inputs))

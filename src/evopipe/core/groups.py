@@ -1,4 +1,4 @@
-"""Teams whose agents share networks: which network is whose, and what centralised critics read.
+"""Teams whose agents share networks: which agent uses which network, and what centralised critics read.
 
 The `K` agents of an environment lie next to each other. A member has `G` like networks, one for every group of agents
 that share one: agents that do are told apart by a one-hot number at the end of what they read. Groups of unlike size
@@ -79,19 +79,21 @@ class AgentGroups:
 
     @cached_property
     def seen(self) -> list[int]:
-        """The columns that are no padding when the `plain` columns of all agents' observations are put side by side.
+        """The indices of the columns that a centralised critic reads of the agents' observations.
 
-        Each column is an index in 0 … K · (number of plain columns) − 1. Agents with shorter observations have padding
-        columns.
+        The `plain` columns of all agents are put side by side, and the padding of shorter observations is left out. If
+        2 agents observe 2 and 3 numbers, column 2 of the 6 columns is padding, and the indices are [0, 1, 3, 4, 5].
         """
         n = len(self.plain)
         return [i * n + j for i, own in enumerate(self.team.observations) for j, c in enumerate(self.plain) if c < own]
 
     @cached_property
     def done(self) -> list[int]:
-        """The columns that are no padding when the A action columns of all agents are put side by side.
+        """The indices of the columns that a centralised critic reads of the agents' actions.
 
-        Each column is an index in 0 … K · A − 1. Agents with fewer actions have padding columns.
+        The A action columns of all agents are put side by side, and the padding of agents with fewer actions is left
+        out. If 2 agents have 2 and 3 actions, column 2 of the 6 columns is padding, and the indices are
+        [0, 1, 3, 4, 5].
         """
         return [i * self.spaces.actions + j for i, own in enumerate(self.team.actions) for j in range(own)]
 
@@ -204,11 +206,11 @@ class AgentGroups:
         return torch.cat((x, ids.expand(*x.shape[:-1], -1)), dim=-1)
 
     def there(self, next_alive: Tensor) -> Tensor:
-        """Return which agents are present in the next state, as the target of each agent sees it: bool `[P, K, B, K]`.
+        """Return which agents count as present after a step, in the target of each agent: bool `[P, K, B, K]`.
 
-        Axis 1 is the agent whose target is computed, the last axis the agent that is present or absent. An agent that
-        was truncated is present only in the targets of agents that were truncated at the same step. `next_alive` `[P,
-        B, K]` is each agent's status after the step: `GONE`, `ACTS` or `CUT`, see `evopipe.types`.
+        Entry [p, i, b, j] is True if agent j counts as present in the target of agent i. That is so if j acts next, or
+        if the step truncated both i and j. `next_alive` `[P, B, K]` is each agent's status after the step: `GONE`,
+        `ACTS` or `CUT`, see `evopipe.types`.
         """
         of = next_alive[:, None]  # [P, 1, B, K]
         return (of == ACTS) | ((of == CUT) & (next_alive.transpose(1, 2)[..., None] == CUT))
@@ -221,9 +223,9 @@ class AgentGroups:
         only, because a network has convolutions for one observation.
 
         Args:
-            obs: `[P, B, K, O]`; or `[P, K, B, K, O]`, if the critics of different agents (axis 1) read different
-                values.
-            actions: `[P, B, K, A]`, or `[P, K, B, K, A]`; None for critics that read no actions.
+            obs: `[P, B, K, O]`, which the critics of all agents read; or `[P, K, B, K, O]` with other values for each
+                critic, where axis 1 is the critic's agent and axis 3 the agent that observes.
+            actions: `[P, B, K, A]` or `[P, K, B, K, A]` in the same way; None for critics that read no actions.
         """
         places = self.on(obs.device)
         parts = [_side_by_side(obs if places.plain is None else obs.index_select(-1, places.plain), places.seen)]
@@ -238,19 +240,19 @@ class AgentGroups:
         return self.named(torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0])
 
     def own(self, actions: Tensor, else_: float = 0.0) -> Tensor:
-        """Return actions `[P, K, B, A]` in which the columns that an agent with fewer than A actions lacks hold the
-        number `else_`."""
+        """Return `actions` `[P, K, B, A]` with the number `else_` in padding columns, which agents with fewer than A
+        actions have."""
         missing = self.on(actions.device).missing
         return actions if missing is None else actions.masked_fill(missing, else_)
 
     def legal(self, legal: Tensor | None, like: Tensor) -> Tensor | None:
-        """Return which actions are legal for each agent, `[P, K, B, A]` bool; None if all A actions are legal for all
-        agents.
+        """Return which actions are legal for each agent, `[P, K, B, A]` bool; None if all agents may take all A
+        actions.
 
         Args:
-            legal: the environment's mask of legal actions, `[P, K, B, A]` bool, which is returned unchanged. If it is
-                None, and agents have different numbers of actions, an agent's legal actions are all that the agent has.
-            like: a tensor of the result's shape.
+            legal: the environment's mask of legal actions, which is returned unchanged. If it is None, an agent may
+                take every action that it has; some agents may have fewer than A.
+            like: any tensor `[P, K, B, A]` on the device of the result.
         """
         missing = self.on(like.device).missing
         return ~missing.expand_as(like) if legal is None and missing is not None else legal

@@ -18,7 +18,7 @@ ARCHITECTURES |= {**dict.fromkeys(get_args(EncoderKind), Arch.from_json), "modul
 
 
 def read_architecture(data: dict[str, Any]) -> Architecture:
-    """Return the architecture whose JSON data `Architecture.to_json` returned.
+    """Return the architecture that JSON data describes: the inverse of `Architecture.to_json`.
 
     Raises:
         ValueError: the data is not of that form.
@@ -41,7 +41,8 @@ class Member:
         key: the random key of the slot, which a child does not take over from its parent.
         arch: the architecture of all its networks.
         hyper: the hyper-parameters by name.
-        tensors: the tensors by name, without padding: `q` `[n]`, `adam.mean` `[n]`, `normaliser.mean` `[N]`, …
+        tensors: the tensors by name, without padding, such as `q` `[n]`, the n parameters of a network, and
+            `adam.mean` `[n]`, their first moments.
         healthy: False as soon as a loss, gradient, weight or score of the member is not finite.
         fitness: the scores of the ancestors' evaluations, followed by the scores of the member's own evaluations.
     """
@@ -76,8 +77,8 @@ def parameters(*networks: str, trainable: bool = False) -> Any:
     The field is None if the configuration has no such network.
 
     Args:
-        networks: the names of the networks. If there are K, they run in one batch: the K rows of each of P members are
-            adjacent, `[P · K, N]`. A configuration may use only the first of them.
+        networks: the names of the networks. K networks run in one batch: the `Net` has the values `[P · K, N]`, in
+            which the K rows of each of P members are adjacent. A configuration may use only the first few networks.
         trainable: whether gradients train the parameters.
     """
     return field(metadata={"kind": "parameters", "networks": networks, "trainable": trainable})

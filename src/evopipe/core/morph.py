@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Change:
-    """One mutation of an architecture, applied to the flat rows of one network of the member.
+    """One mutation of a member's architecture; its methods return the new flat rows of one of the member's networks.
 
     Attributes:
         old, new: the architectures before and after the mutation.

@@ -1,4 +1,4 @@
-"""Networks of several members: their parameters lie in one flat tensor `[P, N]`, in which pads stay exactly zero."""
+"""Networks of several members: their parameters lie in one flat tensor `[P, N]`, in which padding stays exactly 0."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Nets: TypeAlias = "Mapping[str, Net]"
 class Net:
     """One network of each of several members.
 
-    If the network is trainable, every view of a parameter tensor is a leaf of autograd, and its `.grad` is a view of
-    `grad`. (With the whole flat tensor as the leaf, updates are 1.8 to 2.7 times slower.)
+    If the network is trainable, the parameter tensors in `views` are leaves of autograd, and the `.grad` of each is a
+    view of the flat tensor `grad`. (With the whole flat tensor as the leaf, updates are 1.8 to 2.7 times slower.)
 
     Attributes:
         structure: the layout of the rows, and the forward pass that reads them.
@@ -49,7 +49,7 @@ class Net:
 
     @cached_property
     def views(self) -> Any:
-        """The parameter tensors as views of the flat rows, which the structure's forward pass reads.
+        """The parameter tensors as views of the flat rows, in the form that the structure's forward pass reads.
 
         If the network is trainable, the views are leaves of autograd whose `.grad` is allocated already.
         """
@@ -73,10 +73,10 @@ class Net:
 
     @cached_property
     def firsts(self) -> Net:
-        """The first network of every pair, as a `Net` of constants `[P · copies / 2, N]`.
+        """The first network of every pair of copies, as a `Net` of constants with P · copies / 2 rows.
 
-        Each member must have an even number of copies of the network, such as twin critics for each group of agents;
-        copies 2 i and 2 i + 1 are a pair.
+        A row of this net must hold an even number of copies of the network, such as twin critics for each group of
+        agents: copies 2 i and 2 i + 1 are a pair.
         """
         shape = self.structure
         assert isinstance(shape, Copies)
@@ -100,8 +100,10 @@ class Net:
         return torch.isfinite(self.values.sum(dim=1))
 
     def part(self, first: int, end: int | None, every: int = 1) -> Net:
-        """Return the network of the rows `first` to `end` (exclusive) in steps of `every`; with `end` None, up to and
-        with the last row. It shares memory with this network."""
+        """Return the network of the rows in the slice `first:end:every`, which shares memory with this network.
+
+        If `end` is None, the slice goes to the last row.
+        """
         return Net(self.structure.part(first, end, every), self.values[first:end:every], self.trainable)
 
     def _view(self, start: int, rows: int, columns: int) -> Tensor:
@@ -124,9 +126,10 @@ class Net:
 def forward(net: Net | None, x: Tensor, views: Any = None) -> Tensor:
     """Run each member's network on the member's own batch: `[P, B, inputs]` → `[P, B, outputs]`.
 
-    P is the number of members, B the batch size. An encoder returns features `[P, B, latent]`. If each member has K
-    networks, all K read the member's batch, and the result is `[P, K, B, outputs]`. If a member's network has copies,
-    each copy has its own batch, `[P · copies, B, …]`. A recurrent network takes one step from a zero state.
+    P is the number of members, B the batch size. An encoder returns features `[P, B, latent]`. If `net` has K rows per
+    member (see `Net.interleave`), all K read the member's batch, and the result is `[P, K, B, outputs]`. If a row holds
+    copies of a network (`core.copies`), each copy has its own batch: x and result are `[P · copies, B, …]`. A recurrent
+    network takes one step from a zero state.
 
     Args:
         net: the network; None returns x, for algorithms whose shared encoder is optional.
@@ -186,12 +189,13 @@ def unroll(net: Net | None, x: Tensor, memory: Tensor, begins: Tensor) -> Tensor
 
 
 def score(policy: Net, text: Text, value: Net | None = None, entropy: bool = False) -> TokenScores:
-    """Run each member's language model on its own rows of text, and return the log-probabilities of the tokens.
+    """Run each member's language model on its own rows of text, and return the scores of the tokens, such as their
+    log-probabilities.
 
     Args:
         policy: the language models.
         text: `[P, B, …]`, the B rows of text of each of P members.
-        value: the value heads, by which the values of the tokens are returned too; None for no values.
+        value: the value heads, which add the state value before each token to the scores; None for no values.
         entropy: whether entropies are computed, which takes as much memory as the logits. If not, they are 0.
     """
     structure: Any = policy.structure

@@ -129,8 +129,8 @@ class Normaliser:
         return Statistics(*(self.held[name] for name in names)) if names[0] in self.held else None
 
     def rows(self) -> Iterator[tuple[str, Sequence[Tensor]]]:
-        """Yield a pair (name, tensors) for each name of a tensor of normalisation in `Member.tensors`; `tensors` are
-        the members' tensors of that name."""
+        """Yield the normaliser's tensors as pairs (name, tensors), with one tensor per member; the names are those in
+        `Member.tensors`. This is the inverse of `stack`."""
         for name, tensor in self.held.items():
             yield name, [tensor] * len(self.clip) if name == COLUMNS else tensor.unbind(0)
 
@@ -168,14 +168,14 @@ class Normaliser:
         return Normalised(self.columns, self.observations.mean.float(), self.observations.scale(), self.clip)
 
     def while_playing(self, healthy: Tensor, returns: Tensor, gamma: Tensor) -> Normalising:
-        """Return the description of normalisation that the C kernels need while they play many steps at once.
+        """Return what the C kernels need to normalise while they play many steps at once.
 
         The kernels then do the work of `update`, `normalised` and `normalise_rewards` at every step.
 
         Args:
             healthy: `[P]` bool, the members whose statistics change.
-            returns: `[slots, E]` float64, the discounted returns of the unfinished episodes of all slots of the
-                population.
+            returns: `[slots, E]` float64, the discounted returns of the unfinished episodes in the E environments of
+                every slot (place in the population), not of the P members only.
             gamma: `[P]`, the discounts.
         """
         seen, paid = (None if each is None else each.running for each in (self.observations, self.returns))
@@ -251,7 +251,7 @@ def after(tensors: Mapping[str, Tensor], obs: Tensor) -> dict[str, Tensor]:
 
 
 def describe(tensors: Mapping[str, Tensor]) -> list[dict[str, Any]]:
-    """Return as JSON data how observations are normalised: the formula, and the names of the tensors in it.
+    """Return how observations are normalised, as JSON data: a list with a dict of the formula and its tensors' names.
 
     `tensors` are a member's tensors by name. The list is empty if observations are not normalised.
     """

@@ -46,8 +46,8 @@ class Adam:
 
 
 def start(*nets: Net) -> tuple[Any, ...]:
-    """Return zero Adam moments for each network, followed by the number of updates of each member so far, zeros
-    `[P]`."""
+    """Return a tuple: zero Adam moments for each network, and last a tensor of zeros `[P]`, which will count the
+    members' updates."""
     values = nets[0].values
     return *map(Adam.start, nets), torch.zeros(len(values), device=values.device)
 

@@ -38,10 +38,10 @@ def round_up(value: float, multiple: int) -> int:
 
 
 def widest(archs: Sequence[Arch]) -> Arch:
-    """Return the smallest architecture in which all of `archs` fit: each layer has the width of the widest, rounded up.
+    """Return the smallest architecture in which all of `archs` fit.
 
-    A layer that some members lack or blend becomes a blended layer (one that can be skipped). A residual block need not
-    be blended: for a member that lacks it, its padding adds 0.
+    Each layer has the largest of its widths in `archs`, rounded up. It is a blended layer, which can be skipped, if one
+    of `archs` lacks or blends it. A residual block need not be blended: for a member that lacks it, its padding adds 0.
     """
 
     def room(parts: Sequence[Sequence[Block]], residual: bool = False) -> tuple[Block, ...]:
@@ -66,8 +66,9 @@ def watched_units() -> Iterator[list[tuple[Tensor, Tensor | None]]]:
     """Record the mean activity of hidden units while the `with` block lasts, in the list that the context manager
     yields.
 
-    Each plain hidden layer that torch runs adds a pair: the mean absolute output of each unit over the batch, `[P, H]`,
-    and a mask `[P, 1, H]` of the units that each of P members has; the mask is None if all members have all H units.
+    Each run of a hidden layer adds a pair: the mean absolute output of each unit over the batch, `[P, H]`, and a mask
+    `[P, 1, H]` of the units that each of P members has; the mask is None if all members have all H units. Residual and
+    LSTM layers, and layers that a C kernel runs, add nothing.
     """
     global _units
     found: list[tuple[Tensor, Tensor | None]] = []
@@ -175,11 +176,10 @@ class Padded:
         return index.to(self.device)
 
     def own_places(self, last: int) -> Tensor | None:
-        """Return the position of each of the last `last` layers among the member's own layers, `[last, P]`, counted
-        from 0.
+        """Number the last `last` layers, output layer included, for each member on its own: `[last, P]`, from 0.
 
-        For a member that lacks the second of three layers, the positions are 0, arbitrary, 1. The result is None if no
-        member lacks a layer.
+        Layers that a member lacks are not counted: if it lacks the second of three, the numbers are 0, arbitrary, 1.
+        The result is None if no member lacks a layer.
         """
         hidden = self.names[len(self.names) + 1 - last :]
         present = [[name in arch.layers for arch in self.archs] for name in hidden]
@@ -347,7 +347,9 @@ def _runs(names: Sequence[str]) -> list[tuple[str, int, int]]:
 
 
 def noisy(net: Net, scale: Net, draw: Stream) -> list[Views]:
-    """Return a network's parameters with factorised Gaussian noise on the layers after the latent (last encoder layer).
+    """Return a network's parameters, in the form of `Net.views`, with factorised Gaussian noise.
+
+    The noise is on the layers after the latent, which is the last layer of the encoder.
 
     Weights are w + σ f(ε_in) f(ε_out) and biases b + σ f(ε_out), with f(x) = sign(x) √|x| (Fortunato et al., 2018, §
     3.1 b). One noise sample serves a member's whole batch.

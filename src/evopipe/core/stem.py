@@ -61,8 +61,8 @@ class Stem(NamedTuple):
     def misfit(self) -> str | None:
         """Return why the convolutions do not fit the images, as a sentence; None if they fit.
 
-        A convolution does not fit if its kernel is larger than its input, an image or the output of another
-        convolution.
+        A convolution does not fit if its kernel is larger than what it reads: an image, or the output of the
+        convolution before it.
         """
         for image in self.images:
             for number, ((_, height, width), conv) in enumerate(zip(self.shapes(image), self.convs, strict=False), 1):
@@ -75,9 +75,9 @@ class Stem(NamedTuple):
         return None
 
     def parts(self) -> list[tuple[str, int, int]]:
-        """Return (name, rows, columns) of the weight of every convolution of every image, image by image.
+        """Return (name, rows, columns) of the weight matrix of every convolution of every image, image by image.
 
-        The name `conv.0.1` is that of image 0 and convolution 1.
+        The name `conv.0.1` is that of image 0 and convolution 1; rows are channels in · kernel², columns channels out.
         """
         return [
             (f"conv.{i}.{j}", before[0] * conv.kernel**2, conv.channels)
@@ -90,9 +90,9 @@ class Stem(NamedTuple):
         return inputs - sum(image.size for image in self.images)
 
     def features(self) -> list[tuple[int, int]]:
-        """Return for every image the size of its last feature map, as (channels, positions).
+        """Return for every image the size of its last feature map, as (channels, height · width).
 
-        The image has channels · positions features.
+        Their product is the number of the image's features.
         """
         return [(c, h * w) for c, h, w in (self.shapes(image)[-1] for image in self.images)]
 
@@ -121,8 +121,7 @@ class Stem(NamedTuple):
             x: the inputs.
             layers: weight `[P, channels in · kernel², channels out]` and bias `[P, 1, channels out]` of each
                 convolution, in the order of `parts`.
-            runs: triples (activation, first row, end row), one for each run of neighbouring members with the same
-                activation.
+            runs: a triple (activation, first, end) for each activation: rows `first` to `end` (exclusive) of x have it.
         """
         vector, found, at = [], [], 0
         for i, image in enumerate(self.images):

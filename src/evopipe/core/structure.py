@@ -20,8 +20,8 @@ class Widths(NamedTuple):
     """The input and output width of a network, and the part of the member's architecture that the network is.
 
     Attributes:
-        inputs: the number of inputs. For a head, it counts the head's own inputs, such as actions, which it reads
-            before the latent.
+        inputs: the number of inputs. For a head, only its own inputs count, such as actions, not the latent; in the
+            head's input they come first, then the latent.
         outputs: the number of outputs; 0 for an encoder, which has no output layer.
         role: the part of the architecture. `encoder` is the layers up to the latent, `head` the layers after the
             latent, and `whole` is encoder and head together. The latent is the layer between encoder and head.
@@ -50,7 +50,8 @@ class Widths(NamedTuple):
 
 
 def acting_networks(policy: str, networks: Mapping[str, Widths]) -> list[str]:
-    """Return the names of the networks that are needed to act: the policy, after the encoder if the policy is a head.
+    """Return the names of the networks that are needed to act: the policy, and before it the encoder, if the policy is
+    a head.
 
     Args:
         policy: the name of the policy network.
@@ -85,8 +86,8 @@ class Structure(Protocol):
 
     Attributes:
         widths: the input and output width of the network.
-        copies: the number of equal networks that a row holds, one after the other; the forward pass then reads `[P ·
-            copies, B, …]`.
+        copies: the number of networks, of one architecture, that a row holds one after the other. The forward pass
+            reads `[P · copies, B, …]`.
         size: `N`, the numbers in a row. A row is a whole number of cache lines, so that a kernel's result for the row
             does not depend on other rows.
         memory_widths: the width of each part of the recurrent state; empty if the network is not recurrent.
@@ -113,8 +114,8 @@ class Structure(Protocol):
         this structure."""
 
     def part(self, first: int, end: int | None, every: int = 1) -> Structure:
-        """Return the structure of the rows `first` to `end` (exclusive) in steps of `every`; with `end` None, up to and
-        with the last row.
+        """Return the structure of the rows in the slice `first:end:every`; if `end` is None, the slice goes to the last
+        row.
 
         Computing with the part gives the same bits as computing with the whole.
         """
@@ -123,8 +124,11 @@ class Structure(Protocol):
         """Return the structure with every row repeated `times` times; the repetitions of a row are adjacent."""
 
     def views(self, of: ViewOf) -> Any:
-        """Return the parameter tensors that the forward pass reads. The function `of` takes (start, rows, columns), and
-        returns these numbers of every member's row as a view `[P, rows, columns]`."""
+        """Return the parameter tensors that the forward pass reads.
+
+        The function `of` takes (start, rows, columns). It returns a view `[P, rows, columns]` of the rows · columns
+        numbers from index `start` on in every member's flat row.
+        """
 
     def forward(self, views: Any, x: Tensor) -> Tensor:
         """Run every row's network on its own batch: x `[P, B, inputs]` → `[P, B, outputs]`, for batches of B inputs.
@@ -166,9 +170,9 @@ class Architecture(Protocol):
     Attributes:
         activation: the activation of the hidden layers, by which the members of a cohort are ordered; empty if it must
             not mutate.
-        family: members may share a cohort only if their families are equal.
-        signature: if cohorts are formed in the mode `exact`, members may share a cohort only if their signatures are
-            equal too. A member's results then do not depend on other members.
+        family: a value that must be equal in all members of a cohort, such as the convolutions.
+        signature: a value that must be equal too if cohorts are formed in the mode `exact`, such as the padded widths.
+            A member's results then do not depend on other members.
     """
 
     @property
@@ -201,7 +205,7 @@ class Architecture(Protocol):
 
     @staticmethod
     def work(archs: Sequence[Any]) -> int:
-        """Return the number of multiplications for one input in a structure that these architectures share."""
+        """Return the number of multiplications that one input takes in a structure that these architectures share."""
 
     @staticmethod
     def stack(archs: Sequence[Any], widths: Widths, device: torch.device) -> Structure:

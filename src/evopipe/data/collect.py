@@ -1,5 +1,7 @@
-"""Collection of datasets: episodes of behaviour policies in an environment. A few environments have rule-based
-policies."""
+"""Collection of datasets: plays episodes with random, rule-based or exported policies.
+
+A few environments have rule-based policies.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +33,15 @@ def collect(
     """Play episodes with behaviour policies; return the episodes that have at least one step, and a dict of statistics.
 
     Each episode is played by one policy, drawn at random. The random draws of an episode depend only on `seed` and the
-    episode's number. The dict has the keys `notes` (sentences), `broken_steps` (the number of episodes that a value
-    which is not finite, or the lack of a legal action, cut) and `policies` (by name, what `totals` returns).
+    episode's number. An episode is cut at a value that is not finite, or where no action is legal. The dict's keys are
+    `notes` (sentences), `broken_steps` (the number of episodes cut so) and `policies` (the `totals` of each policy).
 
     Args:
         cfg: the number of episodes, the weight of each policy by name, and the most steps of an episode.
         pool: a pool of one environment.
         env_id: the environment's id, by which its rule-based policies are found.
         seed: the run's seed.
-        exported: the loaded policy that the name `policy` refers to; None if there is none.
+        exported: the loaded exported policy, which plays under the name `policy`; None if there is none.
 
     Raises:
         ParamsError: no policy with a positive weight exists for the environment, or the exported one does not fit it.

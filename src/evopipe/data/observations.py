@@ -1,4 +1,4 @@
-"""Conversion of observations in files, recorded in an environment's own space, to rows."""
+"""Reads observations from files, and flattens them from an environment's own space to rows of numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Space = gymnasium.Space[Any]
 
 
 def compare(recorded: Space, shows: Space) -> None:
-    """Check that observations recorded in one space are flattened to the same rows as observations of another space.
+    """Check that observations of the spaces `recorded` and `shows` are flattened to the same rows of numbers.
 
     Raises:
         Unusable: the two spaces are flattened to different rows; the message names the first difference.

@@ -81,8 +81,8 @@ class Dataset:
 
         Args:
             frame: the data frame or mapping.
-            **columns: names of the frame's columns, by the keys of the block `fetch.table` of `params.yaml`; missing
-                keys have the block's defaults.
+            **columns: the names of the frame's columns, as the block `fetch.table` of `params.yaml` gives them, such as
+                `rewards="r"`. What is not given has the block's default.
 
         Raises:
             ParamsError: an argument is no key of that block.

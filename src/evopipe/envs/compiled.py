@@ -1,4 +1,4 @@
-"""Environments in C on the CPU, for whatever reads tensors: some of Gymnasium's, and a user's own (`env.source`).
+"""Environments in C on the CPU, with tensors as results: some of Gymnasium's, and a user's own (`env.source`).
 
 A row's state is bytes that its C code alone reads, see `native/environment.h`. C writes observations, rewards and ends
 into the tensors that learners read.

@@ -1,4 +1,4 @@
-"""Names of environments: where one is registered, and what was probably meant by one that is not."""
+"""Names of environments: imports the module that registers one, and suggests what an unknown one may mean."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _BY_ENTRY_POINT = "MinAtar/"  # its id needs no module before it
 def import_home(env_id: str) -> None:
     """Import the module that registers an environment: `module` of the id `module:EnvId`, also from the working folder.
 
-    For an id `Namespace/EnvId`, call the entry point `gymnasium.envs` of that name, if an installed package has it, as
-    Gymnasium before 1.0 did.
+    For an id `Namespace/EnvId`, call the entry points with the name `Namespace` in the group `gymnasium.envs`, which
+    installed packages may offer, as Gymnasium before 1.0 did.
 
     Raises:
         ParamsError: the id is malformed, or the module does not exist.

@@ -64,8 +64,8 @@ class EnvPool:
             environment declares its own time limit.
         spec: the environment's spec in Gymnasium; None if it has none.
         reward_threshold: the return at which the environment counts as solved; None if its spec does not say.
-        upcoming: a function (rows [n], ahead) → seeds [n, ahead] of the next episodes of these rows, or None. With it,
-            episodes can be begun ahead of time; results do not depend on it.
+        upcoming: a function (rows `[n]`, k) → `[n, k]`, the seeds of the next k episodes of these rows, or None. The
+            caller may set it so that episodes can be begun ahead of time; results do not depend on it.
 
     Raises:
         ParamsError: the environment is unknown, its spaces are not supported, or `env.backend` does not offer it.
@@ -201,8 +201,9 @@ class EnvPool:
         """Step the environments `rows` `[n]`, or all if None, and return the results.
 
         Args:
-            actions: actions in the algorithm's encoding: indices `[n]`; for several choices, indices `[n, D]` from 0
-                on; for a Box, numbers `[n, A]` in [-1, 1], which are scaled to its bounds. For a team `[n, K, …]`.
+            actions: the actions in the algorithm's encoding: indices from 0, `[n]`, or `[n, D]` for MultiDiscrete and
+                MultiBinary; for a Box, numbers `[n, A]` in [-1, 1], which are scaled to its bounds. For a team of K
+                agents `[n, K, …]`.
             rows: the environments to step.
 
         Raises:
@@ -212,11 +213,11 @@ class EnvPool:
         return self.receive()
 
     def send(self, actions: npt.ArrayLike, rows: npt.ArrayLike | None = None) -> None:
-        """Start a step, which `receive` finishes, with the arguments of `step`: `actions` `[n, …]` in the algorithm's
-        encoding, and the environments `rows` `[n]`, all if None. The caller may compute in between.
+        """Start a step, which `receive` finishes. The caller may compute in between.
 
-        Before `receive`, `obs`, `mask`, `episode_return`, `episode_length` and `state()` do not change, and no other
-        method than `receive` and `close` may be called.
+        The arguments are those of `step`: `actions` `[n, …]` in the algorithm's encoding, and the numbers `rows` `[n]`
+        of the environments, all if None. Before `receive`, `obs`, `mask`, `episode_return`, `episode_length` and
+        `state()` do not change, and no other method than `receive` and `close` may be called.
 
         Raises:
             UsageError: a step is running already.
@@ -296,8 +297,9 @@ class EnvPool:
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """Return the state from which `restore` rebuilds the pool with its running episodes.
 
-        It holds `seed` `[R]` (-1 before the first reset), `length` `[R]`, `actions` `[sum(length), …]` of all rows in
-        order, `return` `[R]` and `obs` `[R, O]`.
+        It holds of each running episode: the `seed` `[R]` (-1 before the first reset), the number of steps `length`
+        `[R]`, the `return` so far `[R]`, the current observation `obs` `[R, O]`, and the `actions` so far, those of all
+        rows one after the other, `[sum(length), …]`.
         """
         taken = self._log[np.arange(self._log.shape[1])[None] < self.episode_length[:, None]]
         seed, length = self._seed.copy(), self.episode_length.copy()

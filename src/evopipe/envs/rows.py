@@ -144,11 +144,11 @@ class Rows:
 
     Args:
         cfg: the block `env` of `params.yaml`.
-        numbers: the rows of these environments in the pool.
+        numbers: the rows (places in the pool) of these environments.
         made: environments that are constructed already, for the first of these rows.
-        masked: `[1]`, whether the pool's environments have action masks; set at the first reset.
-        turn: `[1]`, set to the row of each environment before it is reset or stepped, so that a watchdog knows which
-            one hangs; set to a new negative number after each construction.
+        masked: an array `[1]` that is set to True at the first reset if the environments have action masks.
+        turn: an array `[1]` by which a watchdog knows which environment hangs. It is set to the row of the environment
+            that is being reset or stepped, and to a new negative number after each construction.
 
     Raises:
         ParamsError: the environment is unknown, or its arguments or spaces cannot be used.
@@ -174,7 +174,7 @@ class Rows:
 
     def reset(self, rows: Ints, seeds: Ints, upcoming: Upcoming = None) -> Begun:
         """Begin an episode in the environments `rows` `[n]`, each from its own seed `[n]`; return the first
-        observations and masks.
+        observations and masks. `upcoming` is not used.
 
         Raises:
             Fault: an environment raised an exception or hung, or its first observation or mask cannot be used.
@@ -202,8 +202,10 @@ class Rows:
         """Do nothing, because `receive` steps these environments."""
 
     def receive(self, rows: Ints, actions: Actions) -> RowStep:
-        """Step the environments `rows` `[n]` with actions in the algorithm's encoding, indices `[n]` or `[n, D]`, or
-        `[n, A]` in [-1, 1]; return the results.
+        """Step the environments `rows` `[n]`, and return the results.
+
+        `actions` are indices from 0, `[n]`, or `[n, D]` for MultiDiscrete and MultiBinary; for a Box, numbers `[n, A]`
+        in [-1, 1], which are scaled to its bounds.
 
         Raises:
             Fault: an environment raised an exception or hung, or returned a value of a wrong type or shape.
@@ -312,10 +314,11 @@ def read_mask(row: int, actions: ActionSpace, given: Any, whose: str = "") -> Bo
 def make_rows(
     cfg: EnvConfig, numbers: range, made: Sequence[gymnasium.Env[Any, Any]], turn: Ints
 ) -> dict[int, gymnasium.Env[Any, Any]]:
-    """Return the environments of the rows `numbers`, by row. Those in `made` serve the first rows; the others are
-    constructed from `cfg`, the block `env`.
+    """Return environments for the rows (places in the pool) `numbers`, as a dict: row → environment.
 
-    After each construction, `turn` `[1]` is set to a new negative number, by which a watchdog sees progress.
+    The first rows get the environments in `made`; those of the others are constructed from `cfg`, the block `env`.
+    After each construction the only element of `turn` is set to a new negative number, by which a watchdog sees
+    progress.
     """
     envs = [*made]
     while len(envs) < len(numbers):

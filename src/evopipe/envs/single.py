@@ -1,7 +1,8 @@
-"""One row of a user's own environment, as tensors or in C, as a Gymnasium environment: to read its spaces, and to watch
-or step it.
+"""Gymnasium environments that wrap one row of a user's own environment, written with tensors or in C.
 
-The class of one as tensors stands in a module of the user's (`env.id: module:Class`). Like the classes in
+They serve to read its spaces, and to watch or step it.
+
+A tensor environment is a class in a module of the user's (`env.id: module:Class`). Like the classes in
 `envs.tensors` it has `draws`, `start`, `advance` and `observe`. It also has Gymnasium's `observation_space` (a Box of
 one axis) and `action_space`, and may have `max_episode_steps` and `reward_threshold`. `env.kwargs` are the arguments of
 its constructor.

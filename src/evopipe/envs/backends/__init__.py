@@ -27,14 +27,16 @@ if TYPE_CHECKING:
 
 
 class RowStepper(Protocol):
-    """The interface of an object that steps the `R` environments of a pool. Each call names some of its rows, `[n]`; a
-    row is one environment."""
+    """The interface of an object that steps the `R` environments of a pool.
+
+    Each environment is a row, numbered from 0. Each call concerns the n environments whose numbers are `rows` `[n]`.
+    """
 
     def reset(self, rows: Ints, seeds: Ints, upcoming: Upcoming = None) -> Begun:
         """Begin an episode in each of these rows `[n]`, from its own seed `[n]`; return the first observations and
         masks.
 
-        `upcoming` is None or a function (rows `[n]`, ahead) → seeds `[n, ahead]` of the next episodes of these rows.
+        `upcoming` is a function (rows `[n]`, k) → `[n, k]`, the seeds of the next k episodes of these rows, or None.
         With it, an implementation may begin episodes ahead of time.
 
         Raises:
@@ -44,8 +46,8 @@ class RowStepper(Protocol):
     def send(self, rows: Ints, actions: Actions) -> None:
         """Start a step of these rows `[n]`, which `receive` finishes.
 
-        `actions` are indices `[n]`; for several choices, indices `[n, D]` from 0 on; for a Box, numbers `[n, A]` in
-        [-1, 1], which are scaled to its bounds. For a team `[n, K, …]`.
+        `actions` are indices from 0: `[n]`, or `[n, D]` for MultiDiscrete and MultiBinary. For a Box they are numbers
+        `[n, A]` in [-1, 1], which are scaled to its bounds. For a team of K agents they are `[n, K, …]`.
         """
 
     def receive(self, rows: Ints, actions: Actions) -> RowStep:

@@ -50,8 +50,12 @@ class EnvpoolRows:
         self._observations, self._actions = self._check(spaces)
 
     def reset(self, rows: Ints, seeds: Ints, upcoming: Upcoming = None) -> Begun:
-        """Begin an episode in each of these rows `[n]`, in an environment of envpool that was constructed with the
-        episode's seed; return the first observations and masks."""
+        """Begin an episode in each of these rows `[n]`, from its own seed `[n]`; return the first observations.
+
+        Envpool takes a seed only at construction, so each episode has an environment of its own. `upcoming` is a
+        function (rows `[n]`, k) → `[n, k]`, the seeds of the next k episodes of these rows, or None. With it,
+        environments for later episodes are constructed at the same time.
+        """
         if any(not self._spares.get(seed) for seed in seeds.tolist()):
             self._restock(seeds, upcoming)
         for row, seed in zip(rows.tolist(), seeds.tolist(), strict=True):
@@ -70,7 +74,10 @@ class EnvpoolRows:
         return Begun(observations, None)
 
     def send(self, rows: Ints, actions: Actions) -> None:
-        """Start a step of these rows `[n]` in envpool's threads, with actions `[n, …]` in the algorithm's encoding."""
+        """Start a step of these rows `[n]` in envpool's threads, which `receive` finishes.
+
+        `actions` are indices from 0, `[n]` or `[n, D]`; for a Box, numbers `[n, A]` in [-1, 1].
+        """
         if np.array_equal(rows, self._all):
             self._groups = self._sent = self._groups or self._by_batch(rows)
         else:
