@@ -99,7 +99,8 @@ def assert_equal(found: Episodes, expected: Episodes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "episodes", "cap"), [(7, 5, None), pytest.param(3, 2, 9, marks=pytest.mark.thorough), (64, 3, None)]
+    ("rows", "episodes", "cap"),
+    [(7, 5, None), *(pytest.param(*each, marks=pytest.mark.thorough) for each in ((3, 2, 9), (64, 3, None)))],
 )  # each member plays in 2, 1 and 3 of them
 @pytest.mark.parametrize("name", JOBS)
 def test_scores_are_those_of_a_pool_to_the_bit(

@@ -17,7 +17,7 @@ from populations import advance, finish, started
 valued = pytest.mark.parametrize(
     "algo",
     [
-        pytest.param(name, marks=pytest.mark.thorough if name in {*populations.THOROUGH, "rainbow", "qrdqn"} else ())
+        pytest.param(name, marks=pytest.mark.thorough if name in populations.THOROUGH else ())
         for name in algos.names()
         if algos.get(name).values is not None and "gamma" in algos.get(name).Config.model_fields  # no bandits
     ],

@@ -196,7 +196,7 @@ def test_what_learns_is_what_wrote(algo: str) -> None:
         assert all(math.isfinite(row["loss"]) for row in rows)
 
 
-@pytest.mark.parametrize("search", ["tournament", "in turns"])
+@pytest.mark.parametrize("search", ["tournament", pytest.param("in turns", marks=pytest.mark.thorough)])
 def test_what_members_did_in_shards_is_told_by_generation_and_slot(
     search: str, algo: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,7 @@ def test_nothing_was_ever_run(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"params.yaml"}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fitness", [100.5, -1.0])
 def test_a_held_out_interval_below_the_elites_fitness_is_warned_of(folder: Path, fitness: float) -> None:
     """No episode of 100 steps pays more than 100."""

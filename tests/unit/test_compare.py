@@ -337,6 +337,7 @@ def test_what_the_report_shows_of_several_configurations(tmp_path: Path, monkeyp
     assert len(family(rows[:1], notes).pictures) == 1, "nothing differs"
 
 
+@pytest.mark.thorough
 def test_a_report_has_a_section_on_other_runs_if_asked(tmp_path: Path) -> None:
     params = _shown(reports.write_run(tmp_path, members=2, generations=3, episodes=20))
     run = read(tmp_path)

@@ -48,6 +48,7 @@ def test_a_run_is_told_what_its_report_says(tmp_path: Path) -> None:
     assert "lead_is_luck" not in [advice.rule for advice in examine(tmp_path)[1]]
 
 
+@pytest.mark.thorough
 def test_a_run_that_was_killed_is_told_as_far_as_it_came(tmp_path: Path) -> None:
     trained(tmp_path, ILL)
     (record,) = (tmp_path / ".evopipe/train").iterdir()

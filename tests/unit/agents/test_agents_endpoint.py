@@ -395,6 +395,7 @@ def test_no_round_is_played_ahead_at_an_endpoint() -> None:
         trainer(copies, **{"agents.staleness": 1}).train()
 
 
+@pytest.mark.thorough
 def test_agents_that_ask_over_http_are_trained_whatever_they_are(tmp_path: Path) -> None:
     script = tmp_path / "agent.py"
     script.write_text(PROGRAM)

@@ -184,6 +184,7 @@ EASY = replace(TINY, target=9.0, life=16_384, lowest=1.0)
 """A target that every trial reaches at once."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("confirmation", curves.CONFIRMATIONS)
 def test_winners_of_either_kind_are_audited_at_no_cost(confirmation: str) -> None:
     """A strategy of one slot and a tuner train the same trial; the mean of all episodes is what a whole confirmation

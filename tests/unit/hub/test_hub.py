@@ -181,6 +181,7 @@ def test_a_folder_that_is_no_elite(run: Path) -> None:
     assert not Path("dry").exists()
 
 
+@pytest.mark.thorough
 def test_folders_in_use_stay(run: Path, server: Hub) -> None:
     server.repos["me/cart"] = {}
     Path("mine").mkdir()
@@ -198,6 +199,7 @@ def pulled(server: Hub, files: dict[str, bytes], tmp: Path) -> tuple[int, str]:
     return code, wrong
 
 
+@pytest.mark.thorough
 def test_what_comes_is_checked_before_the_folder_is_there(run: Path, server: Hub, tmp_path: Path) -> None:
     files = {name: data for name, data in contents(run / ELITE).items() if name != "manifest.json"}
     server.repos["me/none"] = {"model.pkl": b"cos\nsystem\n"}

@@ -276,6 +276,7 @@ def test_the_table_of_held_out_returns_is_computed_from_the_episodes(files: File
     assert f"The elite's mean is {rows[0][1]}, 95 % interval {low} to {high}." in text
 
 
+@pytest.mark.thorough
 def test_the_throughput_is_of_the_seconds_that_were_measured(files: Files, text: str) -> None:
     rows = [row for row in files.timing if float(row["seconds"]) > 0]
     seconds = sum(float(row["seconds"]) for row in rows)

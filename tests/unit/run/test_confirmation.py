@@ -70,6 +70,7 @@ POPULATIONS = {  # of a hundred with a mean just below 475, but for the last of 
 }  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("returns", POPULATIONS.values(), ids=POPULATIONS)
 def test_who_looks_after_every_episode_is_wrong_once_in_twenty_at_most(returns: list[float]) -> None:
     """In the worst case of all nearly as often as that: failures are as bad as can be, and just too many."""
@@ -120,6 +121,7 @@ def test_a_success_ends_the_confirmation_and_the_run() -> None:
     assert whole.clock.eval_steps - early.clock.eval_steps == played.lengths[0, k:].sum()
 
 
+@pytest.mark.thorough
 def test_without_a_lowest_score_or_a_target_a_success_plays_all() -> None:
     assert confirmed(run(confirmation="sequential")) == confirmed(run())
     for changes in ({}, {"confirmation": "sequential", "lowest_score": 1.0}):

@@ -279,6 +279,7 @@ def test_unconfirmed_scores_are_compared_on_the_same_episodes() -> None:
     assert crown(np.full(4, 99.0)) == (found.champion, 0), "a lucky score does not beat a confirmed one"
 
 
+@pytest.mark.thorough
 def test_a_run_that_races_continues_bit_for_bit() -> None:
     whole, resumed = run("race"), run("race")
     populations.advance(whole, 60)

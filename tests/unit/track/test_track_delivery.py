@@ -169,6 +169,7 @@ def synced(root: Path, config: TrackingConfig = MLFLOW) -> dict[str, New]:
 # --- MLflow -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_training_in_mlflow(root: Path) -> None:
     folder = made(root)
     outputs(root, folder)
@@ -359,6 +360,7 @@ def test_a_delivery_that_was_cut_off_is_completed(root: Path, fails_at: int) -> 
     assert len(seen["dqn-01234567"][2]) == len(TrainingRecord(root / ".evopipe/train" / KEY).run().flat_params())
 
 
+@pytest.mark.thorough
 def test_a_run_that_goes_on(root: Path) -> None:
     """A killed run repeats what came after its checkpoint: the first word on a generation counts, once."""
     folder = made(root, generations=2, ended=False)
@@ -490,6 +492,7 @@ def test_an_elite_without_its_program_is_not_registered(root: Path) -> None:
     assert client(root).search_model_versions("name = 'cart'") == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("learned", [0, 120])
 def test_the_dataset_is_an_input_of_who_learned_from_it(root: Path, learned: int) -> None:
     folder = made(root)
@@ -908,6 +911,7 @@ def test_the_pages_of_nothing(tmp_path: Path) -> None:
         serve(tmp_path, 5000, False, silent)
 
 
+@pytest.mark.thorough
 def test_a_port_that_is_taken(root: Path) -> None:
     import socket
 
