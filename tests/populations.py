@@ -42,16 +42,9 @@ ALIKE = {
     "bc", "bc:continuous", "ddpg", "iql", "iql:continuous", "ppo:continuous", "ppo:multibinary", "ppo:multidiscrete",
     "neural_ts", "qrdqn", "sac:continuous", "td3bc", "tqc",
 }  # fmt: skip
-THOROUGH = {
-    "cqn",
-    "maddpg",
-    "mappo",
-    "neural_ucb",
-    "qrdqn",
-    "rainbow",
-    "sac",
-    "tqc",
-}  # much of theirs is in dqn, td3 and ppo
+THOROUGH = {  # much of theirs is in dqn, td3 and ppo
+    "cqn", "maddpg", "mappo", "neural_ucb", "qrdqn", "rainbow", "sac", "tqc",
+}  # fmt: skip
 ENVIRONMENTS = {  # a small one for each kind of actions
     "discrete": "CartPole-v1",
     "continuous": "Pendulum-v1",

@@ -206,10 +206,11 @@ class AgentGroups:
         return torch.cat((x, ids.expand(*x.shape[:-1], -1)), dim=-1)
 
     def there(self, next_alive: Tensor) -> Tensor:
-        """Return which agents count as present after a step, in the target of each agent: bool `[P, K, B, K]`.
+        """Return which agents each agent's bootstrap target counts as present after a step: bool `[P, K, B, K]`.
 
-        Entry [p, i, b, j] is True if agent j counts as present in the target of agent i. That is so if j acts next, or
-        if the step truncated both i and j. `next_alive` `[P, B, K]` is each agent's status after the step: `GONE`,
+        A centralised critic values the next situation for each agent i, with zeros for the agents that are not present.
+        Entry [p, i, b, j] is True if agent j is present in the target of agent i: j acts next, or the step truncated
+        both of them. `next_alive` `[P, B, K]` is each agent's status after the step: `GONE`,
         `ACTS` or `CUT`, see `evopipe.types`.
         """
         of = next_alive[:, None]  # [P, 1, B, K]

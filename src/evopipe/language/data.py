@@ -150,8 +150,10 @@ def same(one: Sequence[Any], others: Sequence[Any]) -> list[int]:
 
 
 def asked(row: Mapping[str, Any]) -> Any:
-    """Return the question of a row, by which overlapping rows are found: its prompt, or its messages without those of
-    the assistant."""
+    """Return the question of a row: its prompt, or its messages without the assistant's.
+
+    A row of validation or test data overlaps with a row of training data if both have the same question.
+    """
     if "messages" in row:
         return [message for message in row["messages"] if message["role"] != "assistant"]
     return row.get("prompt")

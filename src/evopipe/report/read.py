@@ -38,7 +38,8 @@ class Node:
         gain: the fitness minus the parent's; NaN if one of them is missing.
         kind: the kind of the mutation that made the member.
         change: what the mutation changed, as text.
-        survived: whether the member is its own parent, one generation older.
+        survived: whether the member went on from the previous generation unchanged; `parent` then is its own earlier
+            node.
         network: a short description of the architecture.
         traits: hyper-parameters and traits of the architecture by name.
         steps: environment steps that the member has trained for.

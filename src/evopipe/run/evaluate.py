@@ -140,8 +140,8 @@ class Watch(Protocol):
 class HeldOut:
     """An object that scores members in the final evaluation; it implements `Scoring`.
 
-    Two functions do the work: `evaluate` and `close`. The other attributes are those of a `Regime`, in whose place
-    shards that only evaluate use this object; they are constants, because nothing trains.
+    Two functions do the work: `evaluate` and `close`. A shard that only evaluates uses this object in place of a
+    `Regime`, so it has a regime's other attributes too. They are constants, because nothing trains.
 
     Attributes:
         evaluate: the function that plays the episodes, see `Scoring.evaluate`.

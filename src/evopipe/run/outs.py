@@ -64,13 +64,13 @@ def write_results(run: Run[Any], champion: Champion, about: Mapping[str, Any], f
 
 
 def write_timing(log: Path, curve: Sequence[Sequence[Any]], folder: Path) -> None:
-    """Write the seconds that each generation took, from a run's log of events and its learning curve.
+    """Write `reports/timing.csv`: the seconds that each generation took, and the steps taken in these seconds.
 
-    `log` is the path of the log, `curve` has a row for each generation, and `folder` is the project's folder. No other
-    out has clock times.
+    `log` is the path of the run's log of events, `curve` the learning curve with a row for each generation, and
+    `folder` the project's folder. No other out has clock times.
 
-    A run that was killed repeats what came after its last checkpoint, so the last log entry of a generation counts. If
-    a run was stopped and continued within a generation, the seconds and steps of the second process are written.
+    A killed run trains the generations after its last checkpoint twice: the seconds of the second time are written. If
+    a run was stopped within a generation and continued later, the row has the seconds and steps after it continued.
     Generations that are missing in the log are left out.
     """
     rows: dict[int, tuple[int, float, int, int]] = {}

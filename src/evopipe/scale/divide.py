@@ -35,7 +35,7 @@ def divided(
     ends with the `with` block.
 
     Args:
-        problem: what the run works on.
+        problem: the problem that the run or the evaluation works on; the caller goes on with the yielded one.
         params: the run's parameters.
         members: the number of members.
         folder: the project's folder.
@@ -43,7 +43,8 @@ def divided(
 
     Raises:
         MissingInputError: the engine's package is not installed.
-        ParamsError: the setting would change results, or there are more shards than members.
+        ParamsError: results would depend on the shards, because `runtime.cohorts` is not `exact` or the algorithm cannot be
+            divided; or there are more shards than members.
         ResourceError: the engine does not start.
     """
     cfg = params.runtime.shards
