@@ -35,7 +35,7 @@ def divided(
     ends with the `with` block.
 
     Args:
-        problem: the problem that the run or the evaluation works on; the caller goes on with the yielded one.
+        problem: the problem that the run or the evaluation works on; go on with the one that is yielded.
         params: the run's parameters.
         members: the number of members.
         folder: the project's folder.
