@@ -13,6 +13,8 @@ pytest.importorskip("openai")
 from tiny import ROOT
 
 
+# The script's client keeps its connections, which end with the loop of each round.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.slow
 def test_the_script_learns_to_use_a_calculator() -> None:
     trainer = runpy.run_path(str(ROOT / "examples/openai_agent.py"))["make"]([])
