@@ -43,8 +43,8 @@ def divided(
 
     Raises:
         MissingInputError: the engine's package is not installed.
-        ParamsError: results would depend on the shards, because `runtime.cohorts` is not `exact` or the algorithm cannot
-            be divided; or there are more shards than members.
+        ParamsError: there are more shards than members, or results would depend on the shards, because
+            `runtime.cohorts` is not `exact` or the algorithm cannot be divided.
         ResourceError: the engine does not start.
     """
     cfg = params.runtime.shards

@@ -35,7 +35,7 @@ def test_few_failures_are_taken_for_successes_and_few_successes_given_up(name: s
     rates = found(name, near, errors)
     assert not rates.wrong > 0.05
     assert rates.lost <= 0.05
-    assert near or rates.failures < 90
+    assert near or errors or rates.failures < 90  # a bar two errors higher is harder to be sure of
 
 
 @pytest.mark.thorough
