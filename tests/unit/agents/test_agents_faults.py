@@ -445,7 +445,7 @@ def test_in_another_thread_code_that_blocks_ends_the_run_by_a_sentence() -> None
     until = time.monotonic() + 10
     while threading.active_count() > before and time.monotonic() < until:
         time.sleep(0.01)
-    assert threading.active_count() == before
+    assert threading.active_count() <= before  # a thread of an earlier test may have ended
 
 
 SCRIPT = """
