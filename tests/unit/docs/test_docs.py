@@ -271,7 +271,7 @@ def test_the_page_of_scripts_runs(
     names: dict[str, Any] = {"__name__": "scripts_page"}
     exec(compile(in_order(page), str(page), "exec"), names)
     assert len(names["fitnesses"]) == len(names["pop"]) == 2
-    assert {path.name for path in tmp_path.iterdir()} == {"elite", "elite-model", "agent"}
+    assert {path.name for path in tmp_path.iterdir()} == {"agent", "dqn", "elite", "elite-model"}
 
 
 @pytest.mark.slow
