@@ -123,7 +123,19 @@ def plainly(loop: Any, ticks: int = MANY) -> None:
         by_calls(loop, 1, ticks)
 
 
-@pytest.mark.parametrize("name", JOBS)
+LIKE = {
+    "prioritised-shared",
+    "small-memory",
+    "one-cohort",
+    "evaluation",
+    "one-environment",
+    "seldom",
+    "hard-target",
+    "cqn",
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.thorough) if n in LIKE else n for n in JOBS])
 def test_a_run_has_the_bits_of_one_by_ticks(name: str, run: Callable[..., Any]) -> None:
     together, apart, plain = (run(job(name), 3) for _ in range(3))
     calls = by_calls(together)

@@ -175,7 +175,7 @@ def test_tokens_are_made_once_and_what_was_done_counts_however_an_episode_ends(s
 @pytest.mark.parametrize(
     ("cls", "says"),
     [
-        (envs.Leaves, "os._exit"),
+        pytest.param(envs.Leaves, "os._exit", marks=pytest.mark.thorough),
         pytest.param(envs.Apart, "the process that this ran in died", marks=pytest.mark.thorough),
     ],
 )
@@ -272,6 +272,7 @@ def test_environments_whose_tasks_are_seeds_need_no_dataset() -> None:
     assert seeds(2, 1) == [{"seed": 1_000_000}, {"seed": 1_000_001}]
 
 
+@pytest.mark.thorough
 def test_a_file_that_names_the_environment_is_all_that_the_command_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

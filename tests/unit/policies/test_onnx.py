@@ -37,6 +37,7 @@ def ran(path: Path, **inputs: np.ndarray) -> dict[str, np.ndarray]:
     return dict(zip(names, session.run(None, inputs), strict=True))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (0, 2, 3, 4, 9, 20))])
 def test_drawn_programs_act_as_their_policies(seed: int, tmp_path: Path) -> None:
     loaded, obs, _ = drawn(tmp_path / "elite", seed)

@@ -166,6 +166,7 @@ def test_errors_are_typed(project: Path) -> None:
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_two_at_once_have_the_bits_of_single_trainings(project: Path, tmp_path: Path) -> None:
     answer = call(project, "sweep", "--set", "lr=1e-3,1e-2", "--jobs", "2")
     assert (answer.code, answer.err) == (0, "")

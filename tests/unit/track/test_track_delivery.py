@@ -203,6 +203,7 @@ def test_a_training_in_mlflow(root: Path) -> None:
     assert tags["mlflow.parentRunId"]
 
 
+@pytest.mark.thorough
 def test_a_signal_that_is_no_number_is_shown_as_such_and_breaks_no_tracker(root: Path) -> None:
     trackers = [MLFLOW]
     if find_spec("tensorboard"):
@@ -546,6 +547,7 @@ def test_four_processes_make_the_database_at_once(tmp_path: Path) -> None:
     assert not list((tmp_path / ".evopipe/mlflow").glob(".mlflow.db.new*"))
 
 
+@pytest.mark.thorough
 def test_a_half_made_database_is_thrown_away(empty: Path) -> None:
     with contextlib.closing(sqlite3.connect(empty)) as database:
         assert database.execute("select name from experiments").fetchall() == [("Default",)]
