@@ -8,8 +8,8 @@ from pathlib import Path
 from make_parameters import publish
 
 from evopipe import zoo
-from evopipe.formats import duration, number, score
-from evopipe.zoo.row import SHARE, ZooRow, sources
+from evopipe.formats import duration, interval, number, score
+from evopipe.zoo.row import SHARE, Over, ZooRow, sources
 
 PAGE = Path(__file__).parent / "zoo.md"
 HOME = Path(__file__).parents[1]
@@ -69,30 +69,28 @@ To the hub: `evopipe push models/elite USER/NAME` and `evopipe pull USER/NAME FO
 
 def render() -> str:
     """Return the page."""
-    rows, named = zoo.rows(HOME), sources(HOME)
+    rows, named = [(row, row.over()) for row in zoo.rows(HOME).values()], sources(HOME)
     links = ", ".join(f"[{name}]({address})" for name, address in named.items())
     parts = [INTRODUCTION.format(sources=links, share=SHARE, rest=round(1 - SHARE, 2))]
-    families = dict.fromkeys(row.entry.family for row in rows.values())
+    families = dict.fromkeys(row.entry.family for row, _ in rows)
     for family in families:
-        lines = [_line(row) for row in rows.values() if row.entry.family == family and row.over()]
+        lines = [_line(row, over) for row, over in rows if row.entry.family == family and over]
         if lines:
             parts.append(f"## {family[0].upper()}{family[1:]}\n\n{_table(lines)}\n")
-    short = [row for row in rows.values() if row.over() and (row.reached() is False or row.entry.tried)]
+    short = [row for row, over in rows if over and (row.entry.reached(over) is False or row.entry.tried)]
     if short:
         said = "\n".join(
             f"- `{row.name}`: {row.entry.tried or 'nothing was tried yet beside its pipeline.'}" for row in short
         )
         parts.append(f"## What falls short\n\n{said}\n")
-    left = [f"`{row.name}`" for row in rows.values() if row.over() is None]
+    left = [f"`{row.name}`" for row, over in rows if over is None]
     if left:
         parts.append(f"## Not trained yet\n\n{', '.join(left)}.\n")
     return "\n".join(parts)
 
 
-def _line(row: ZooRow) -> tuple[str, ...]:
-    over, reached = row.over(), row.reached()
-    assert over is not None
-    low, high = map(score, over.interval)
+def _line(row: ZooRow, over: Over) -> tuple[str, ...]:
+    reached = row.entry.reached(over)
     name = f"[{row.name}](../pipelines/{row.name})"
     published = "; ".join(
         f"{each.by} {score(each.score)}"
@@ -102,8 +100,8 @@ def _line(row: ZooRow) -> tuple[str, ...]:
     )
     found = "" if reached is None else "yes" if reached else "**no**"
     return (
-        name, str(over.seeds), score(over.iqm), f"[{low}, {high}]", f"{over.steps:,.0f}", duration(over.cpu_seconds),
-        published, found,
+        name, str(over.seeds), score(over.iqm), interval(over.interval), f"{over.steps:,.0f}",
+        duration(over.cpu_seconds), published, found,
     )  # fmt: skip
 
 

@@ -130,6 +130,13 @@ class Audit(NamedTuple):
     others: float
 
 
+def cost_of(population: evopipe.Population) -> tuple[int, int, Audit | None]:
+    """Return the steps that a run took, of every kind and of training, and the audit of its winner; None if it has not
+    reached the target."""
+    clock = population._run.clock
+    return clock.spent, clock.env_steps, audit(population) if population.reason == "target" else None
+
+
 def audit(population: evopipe.Population) -> Audit:
     """Let a run's champion play them."""
     run = population._run
@@ -179,9 +186,7 @@ def _ours(ours: Ours, task: Task, kind: str, seed: int, lives: int) -> tuple[int
             population.train()
         except DivergedError:
             return lives * task.life, population._run.clock.env_steps, None, _trials(population)
-        clock = population._run.clock
-        spent, winner = (clock.spent, clock.env_steps), audit(population) if population.reason == "target" else None
-        return *spent, winner, _trials(population)
+        return *cost_of(population), _trials(population)
 
 
 def _trials(population: evopipe.Population) -> int:
@@ -241,9 +246,7 @@ class Trial:
         else:
             healthy = record.members[0].healthy
             score = record.members[0].fitness if healthy else score
-        clock, over = population._run.clock, bool(population.reason) or not healthy
-        spent, winner = (clock.spent, clock.env_steps), audit(population) if population.reason == "target" else None
-        return Lived(score, *spent, winner, over)
+        return Lived(score, *cost_of(population), bool(population.reason) or not healthy)
 
     def close(self) -> None:
         if self._population is not None:

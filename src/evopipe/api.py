@@ -10,7 +10,7 @@ from typing import Any
 
 from evopipe import layout, stages
 from evopipe.errors import Interrupted
-from evopipe.formats import score
+from evopipe.formats import interval, score
 from evopipe.language.player import GamePolicy
 from evopipe.language.policy import LanguagePolicy
 from evopipe.params.load import AnyParams, any_params
@@ -56,8 +56,7 @@ class Result:
 
     def __repr__(self) -> str:
         elite, steps = self.evaluation["elite"], self.summary["steps"]["all"]
-        low, high = map(score, elite["interval"])
-        scored = f"{score(elite['mean'])} [{low}, {high}] in {self.evaluation['episodes']} episodes"
+        scored = f"{score(elite['mean'])} {interval(elite['interval'])} in {self.evaluation['episodes']} episodes"
         return f"<Result: elite {scored}; {len(self.members)} members, {steps:,} steps; {self.policy!r}>"
 
 

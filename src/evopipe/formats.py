@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 
@@ -14,6 +14,12 @@ def score(value: float) -> str:
     """
     text = number(value)
     return f"{text}.0" if text.removeprefix("-").isdigit() and len(text.removeprefix("-")) <= 3 else text
+
+
+def interval(ends: Iterable[float]) -> str:
+    """Return the interval of a score as text, such as `[220.0, 252.7]`; `ends` are its lower and its upper end."""
+    low, high = map(score, ends)
+    return f"[{low}, {high}]"
 
 
 def number(value: float) -> str:

@@ -115,13 +115,23 @@ def git_revision(folder: Path) -> str | None:
 
     The result is None if there is no commit, no repository or no git.
     """
+    return _git(folder, 5.0, "rev-parse", "--quiet", "--verify", "HEAD") or None
+
+
+def committed(folder: Path, *paths: str) -> bool:
+    """Return whether these paths of a folder's git repository have no uncommitted changes; False if git cannot tell."""
+    return _git(folder, None, "status", "--porcelain", "--", *paths) == ""
+
+
+def _git(folder: Path, seconds: float | None, *words: str) -> str | None:
+    """Return what git says in a folder; None if it fails, or takes longer."""
     # git refuses a repository of another user, which is the usual case in a container, unless it is told not to.
-    command = ["git", "-c", "safe.directory=*", "rev-parse", "--quiet", "--verify", "HEAD"]
+    command = ["git", "-c", "safe.directory=*", *words]
     try:
-        run = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=5, check=False)
+        run = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=seconds, check=False)
     except (OSError, subprocess.SubprocessError):
         return None
-    return run.stdout.strip() or None
+    return None if run.returncode else run.stdout.strip()
 
 
 def _version(package: str) -> str | None:

@@ -17,7 +17,7 @@ import numpy as np
 from evopipe import algos, layout
 from evopipe.core.member import Member
 from evopipe.errors import DataError, DivergedError, ParamsError, UsageError
-from evopipe.formats import score
+from evopipe.formats import interval, score
 from evopipe.mutations import NONE
 from evopipe.ops.statistics import bootstrap_interval
 from evopipe.params.load import AnyParams, parse_params
@@ -94,7 +94,7 @@ def run(params: AnyParams, seeds: int, quiet: bool = False) -> None:
     write_json(layout.REPLAY, told)
     over = "all diverged" if told["mean"] is None else f"mean {score(told['mean'])} of {seeds} seeds"
     if told["interval"]:
-        over += ", 95 % interval [{}, {}]".format(*map(score, told["interval"]))
+        over += f", 95 % interval {interval(told['interval'])}"
     tell(f"{layout.REPLAY}: replays {over}; the elite {score(held_out['mean'])}; `evopipe report` shows both", quiet)
 
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from evopipe import layout
 from evopipe.errors import DataError, EvopipeError, MissingInputError, UsageError
-from evopipe.formats import clean, columns, leaves, number, score
+from evopipe.formats import clean, columns, interval, leaves, number, score
 from evopipe.layout import EVALUATION, TRAINED
 from evopipe.ops.statistics import bootstrap_interval, interquartile_mean
 from evopipe.schema.read import parse_yaml
@@ -150,11 +150,8 @@ def table(rows: Sequence[Row]) -> str:
 
 def cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
     """Return the comparison as rows of cells: the header, then one row for each configuration."""
-    lines: list[tuple[str, ...]] = [("configuration", "over", "mean", "95 % interval", "IQM")]
-    for row in rows:
-        low, high = map(score, row.interval)
-        lines.append((row.label, row.over, score(row.mean), f"[{low}, {high}]", score(row.iqm)))
-    return lines
+    head = ("configuration", "over", "mean", "95 % interval", "IQM")
+    return [head, *((row.label, row.over, score(row.mean), interval(row.interval), score(row.iqm)) for row in rows)]
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------

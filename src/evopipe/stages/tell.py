@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from evopipe.formats import score
+from evopipe.formats import interval, score
 
 
 def tell(text: str, quiet: bool) -> None:
@@ -34,7 +34,7 @@ def tell_elite(elite: Mapping[str, Any], over: str, trained: Mapping[str, Any], 
         trained: the summary of the training, with the score by which the elite was chosen.
         quiet: whether to print the warning only.
     """
-    interval, fitness = "[{}, {}]".format(*map(score, elite["interval"])), trained["elite"]["score"]
-    tell(f"elite: mean {score(elite['mean'])} over {over}, 95 % interval {interval}", quiet)
+    ends, fitness = interval(elite["interval"]), trained["elite"]["score"]
+    tell(f"elite: mean {score(elite['mean'])} over {over}, 95 % interval {ends}", quiet)
     if elite["interval"][1] < fitness:
-        warn(f"held-out interval {interval} lies below the elite's fitness {score(fitness)}: raise train.eval_episodes")
+        warn(f"held-out interval {ends} lies below the elite's fitness {score(fitness)}: raise train.eval_episodes")

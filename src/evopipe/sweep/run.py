@@ -33,7 +33,7 @@ from evopipe.errors import (
     redacted,
     translate_failures,
 )
-from evopipe.formats import columns, duration, score
+from evopipe.formats import columns, duration, interval, score
 from evopipe.parallel import can_help, signal_at_parent_death
 from evopipe.params.load import AnyParams, load_params
 from evopipe.problems import check, part_of
@@ -89,8 +89,8 @@ class SweptRun:
     @property
     def cells(self) -> tuple[str, ...]:
         """The run's row in the table of results, as texts."""
-        low, high = map(score, self.interval)
-        return self.setting.label, score(self.mean), f"[{low}, {high}]", duration(self.seconds), str(self.folder)
+        label, mean, ends = self.setting.label, score(self.mean), interval(self.interval)
+        return label, mean, ends, duration(self.seconds), str(self.folder)
 
 
 def sweep(

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from evopipe import layout
 from evopipe.errors import DataError, EvopipeError, MissingInputError
-from evopipe.formats import score
+from evopipe.formats import interval, score
 from evopipe.schema.read import read_yaml
 
 _Verdict = Literal["same", "DIFFERENT", "missing", "measured", "close", "learned anew"]
@@ -142,7 +142,7 @@ def _judge_score(there: Path, here: Path, tolerance: float) -> tuple[_Verdict, l
             raise DataError(f"{path}: has no score of the elite ({error!r})") from error
     (mean_a, low_a, high_a), (mean_b, low_b, high_b) = scores
     agrees = (low_a <= high_b and low_b <= high_a) or abs(mean_a - mean_b) <= tolerance * abs(mean_a)
-    told = ["{} [{}, {}]".format(*map(score, each)) for each in scores]
+    told = [f"{score(mean)} {interval(ends)}" for mean, *ends in scores]
     return "close" if agrees else "DIFFERENT", [f"elite {told[0]} in the lock, {told[1]} here"]
 
 

@@ -73,6 +73,16 @@ class Entry(_Stored):
     published: tuple[Published, ...] = ()
     tried: str = ""  # what was tried, of a row that does not reach what was published
 
+    def reached(self, over: Over | None) -> bool | None:
+        """Return whether a row's score is as good as every published score.
+
+        This holds if the lower end of the score's 95 % interval is at least every published score's `bar`. The result
+        is None if `over`, the statistics of the row's results, is None, or if no score was published.
+        """
+        if over is None or not self.published:
+            return None
+        return over.interval[0] >= max(each.bar for each in self.published)
+
 
 class _File(_Stored):
     sources: dict[str, str]
@@ -242,15 +252,8 @@ class ZooRow:
         return Over(len(found), iqm, (low, high), float(steps), float(seconds))
 
     def reached(self) -> bool | None:
-        """Return whether the row's score is as good as every published score.
-
-        This holds if the lower end of the score's 95 % interval is at least every published score's `bar`. The result
-        is None if the row has no results, or if no score was published.
-        """
-        over = self.over()
-        if over is None or not self.entry.published:
-            return None
-        return over.interval[0] >= max(each.bar for each in self.entry.published)
+        """Return whether the row's score is as good as every published score, see `Entry.reached`."""
+        return self.entry.reached(self.over())
 
     def record(self, seed: int, result: Seed, archive: bytes) -> None:
         """Add the results of one seed to the file of results, and drop results of parameters that the pipeline no

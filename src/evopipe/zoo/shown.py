@@ -13,7 +13,7 @@ from evopipe import layout
 from evopipe.compare import Finished
 from evopipe.compare import Row as Compared
 from evopipe.errors import MissingInputError, UsageError
-from evopipe.formats import columns, duration, number, score
+from evopipe.formats import columns, duration, interval, number, score
 from evopipe.zoo.row import SHARE, Curve, Published, ZooRow, load, rows
 
 REACHED = {None: "", True: "yes", False: "no"}
@@ -36,11 +36,9 @@ def table(folder: Path | None = None) -> list[str]:
         if over is None:
             lines.append((name, "0", "", "", "", "", others, ""))
             continue
-        low, high = map(score, over.interval)
         cost = (f"{over.steps:,.0f}", duration(over.cpu_seconds))
-        lines.append(
-            (name, str(over.seeds), score(over.iqm), f"[{low}, {high}]", *cost, others, REACHED[row.reached()])
-        )
+        reached = REACHED[row.entry.reached(over)]
+        lines.append((name, str(over.seeds), score(over.iqm), interval(over.interval), *cost, others, reached))
     return columns(lines)
 
 
@@ -54,23 +52,21 @@ def described(row: ZooRow, sources: Mapping[str, str]) -> Iterator[str]:
     """
     yield f"{row.name}: {row.entry.family}, parameters in {row.folder / 'params.yaml'}"
     found, over = row.seeds(), row.over()
-    stale = [seed for seed in found if seed not in row.trained()]
+    stale = [seed for seed, each in found.items() if each.params != row.key]
     if stale:
         yield f"of other parameters than the pipeline's: seeds {', '.join(map(str, stale))}; train them again"
     if found:
         lines = [("seed", "mean", "95 % interval", "episodes", "steps", "CPU", "elite", "code")]
         for seed, each in found.items():
-            low, high = map(score, each.interval)
             cost = (f"{each.steps:,}", duration(each.cpu_seconds))
             where = (each.elite[:12], each.code[:12])
-            lines.append((str(seed), score(each.mean), f"[{low}, {high}]", str(each.episodes), *cost, *where))
+            lines.append((str(seed), score(each.mean), interval(each.interval), str(each.episodes), *cost, *where))
         yield from columns(lines)
     if over is not None:
-        low, high = map(score, over.interval)
-        yield f"interquartile mean over {over.seeds} seeds: {score(over.iqm)}, 95 % interval [{low}, {high}]"
+        yield f"interquartile mean over {over.seeds} seeds: {score(over.iqm)}, 95 % interval {interval(over.interval)}"
     for published in row.entry.published:
         yield told(published, sources)
-    reached = row.reached()
+    reached = row.entry.reached(over)
     if reached is not None:
         yield f"the interval's lower end {'reaches' if reached else 'does not reach'} {SHARE:g} of what was published"
     if row.entry.tried:

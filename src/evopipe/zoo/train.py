@@ -6,15 +6,14 @@ import contextlib
 import csv
 import hashlib
 import json
-import subprocess
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from evopipe import layout
+from evopipe import layout, machine
 from evopipe.errors import DataError, EvopipeError, need_package
-from evopipe.formats import score
+from evopipe.formats import interval, score
 from evopipe.parallel import available_cpus
 from evopipe.policies.policy import POLICY, TENSORS
 from evopipe.storage.files import parse_json, read_bytes, read_json
@@ -60,7 +59,7 @@ def train(rows: Sequence[ZooRow], seeds: Sequence[int], jobs: int | None, tell: 
                 warn("zoo: code or pipelines are not as committed: what is recorded names no revision")
             where = state_folder("zoo", f"{row.name}-{code()[:12]}", row.folder)
             tell(f"{row.name}: seeds {', '.join(map(str, missing))}")
-            run(row, missing, where, jobs, tell, warn, partial(_record, row, tell))
+            run(row, missing, where, jobs, warn, partial(_record, row, tell))
         except EvopipeError as error:
             if len(rows) == 1:
                 raise
@@ -73,7 +72,7 @@ def train(rows: Sequence[ZooRow], seeds: Sequence[int], jobs: int | None, tell: 
 
 
 def run(
-    row: ZooRow, seeds: Sequence[int], top: Path, jobs: int | None, tell: _Tell, warn: _Tell,
+    row: ZooRow, seeds: Sequence[int], top: Path, jobs: int | None, warn: _Tell,
     keep: Callable[[SweptRun], None] = lambda swept: None,
 ) -> list[SweptRun]:  # fmt: skip
     """Run a row's pipeline with each of the given seeds, each in a folder of its own below `top`; return the finished
@@ -86,7 +85,6 @@ def run(
         seeds: the seeds.
         top: the folder of all runs.
         jobs: the number of runs at the same time; None for one per CPU.
-        tell: is accepted, but never called.
         warn: a function that is called with warnings.
         keep: a function that is called with each run as soon as it has finished.
 
@@ -110,9 +108,8 @@ def _record(row: ZooRow, tell: _Tell, swept: SweptRun) -> None:
     found, archive = result(row, swept)
     seed = swept.setting.params.seed
     row.record(seed, found, archive)
-    low, high = map(score, found.interval)
     cost = f"{found.steps:,} steps, {found.cpu_seconds:.0f} CPU seconds"
-    tell(f"{row.name}: seed {seed}: {score(found.mean)} [{low}, {high}], {cost}")
+    tell(f"{row.name}: seed {seed}: {score(found.mean)} {interval(found.interval)}, {cost}")
 
 
 def result(row: ZooRow, swept: SweptRun) -> tuple[Seed, bytes]:
@@ -152,12 +149,7 @@ def result(row: ZooRow, swept: SweptRun) -> tuple[Seed, bytes]:
 def committed(home: Path) -> bool:
     """Return whether evopipe's code and the pipelines in the clone `home` have no uncommitted changes; False if git
     cannot tell."""
-    words = ["git", "-c", "safe.directory=*", "status", "--porcelain", "--", "src/evopipe", str(PIPELINES)]
-    try:
-        found = subprocess.run(words, cwd=home, capture_output=True, text=True, check=False)
-    except OSError:
-        return False
-    return found.returncode == 0 and not found.stdout.strip()
+    return machine.committed(home, "src/evopipe", str(PIPELINES))
 
 
 def _curve(folder: Path) -> Curve:

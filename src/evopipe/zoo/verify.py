@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from evopipe.errors import DataError, MissingInputError
-from evopipe.formats import score
+from evopipe.formats import interval, score
 from evopipe.zoo.row import Seed, ZooRow, iqm_over_runs
 from evopipe.zoo.train import result, run
 
@@ -89,7 +89,7 @@ def verify(row: ZooRow, seeds: Sequence[int] | None, jobs: int | None, show: _Te
         )
     tell(f"{row.name}: seed {', '.join(map(str, chosen))} anew")
     with tempfile.TemporaryDirectory(prefix="evopipe-zoo-") as temporary:
-        ended = run(row, chosen, Path(temporary) / row.name, jobs, tell, warn)
+        ended = run(row, chosen, Path(temporary) / row.name, jobs, warn)
         here = {swept.setting.params.seed: result(row, swept)[0] for swept in ended}
     compared = [Compared(seed, recorded[seed], here[seed]) for seed in chosen]
     for each in compared:
@@ -119,7 +119,7 @@ def judge(name: str, compared: Sequence[Compared], recorded: Mapping[int, Seed])
         )
     mean, low, high = _scored([each.here for each in compared])
     there, least, most = _scored([*recorded.values()])
-    told = f"{score(mean)} [{score(low)}, {score(high)}] here, {score(there)} [{score(least)}, {score(most)}] recorded"
+    told = f"{score(mean)} {interval((low, high))} here, {score(there)} {interval((least, most))} recorded"
     differing = ", ".join(dict.fromkeys(what for each in others for what in each.others))
     if not (low <= most and least <= high) and abs(mean - there) > TOLERANCE * abs(there):
         raise DataError(f"zoo: {name}: not reproduced: {told}; other bits were to be expected ({differing}), not that")
@@ -135,4 +135,4 @@ def _scored(seeds: Sequence[Seed]) -> tuple[float, float, float]:
 
 
 def _shown(seed: Seed) -> str:
-    return f"{score(seed.mean)} [{', '.join(map(score, seed.interval))}]"
+    return f"{score(seed.mean)} {interval(seed.interval)}"
