@@ -8,7 +8,7 @@ from typing import Any
 
 from evopipe.schema.read import read_yaml
 
-LIVES = {"ppo-cartpole": 130_000, "sac-pendulum": 30_000}
+LIVES = {"ppo-cartpole": 130_000, "ppo-acrobot": 250_000, "sac-pendulum": 30_000}
 """The pipelines that search one trial at a time, and `train.max_steps` of a member of the tournament."""
 
 
