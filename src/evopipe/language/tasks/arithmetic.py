@@ -20,11 +20,15 @@ class Arithmetic(Schema):
     completion is its answer."""
 
     operations: Annotated[tuple[Literal["+", "-", "*"], ...], Field(strict=False, min_length=1)] = Field(
-        ("+",), description="what joins two numbers, each as often as the others"
+        ("+",), description="operators that are drawn, with equal chance, to stand between two numbers"
     )
-    digits: int = Field(1, ge=1, le=9, description="most digits of a number")
-    terms: int = Field(2, ge=2, le=8, description="numbers of an expression")
-    question: str = Field("{expression}=", description="the prompt, with `{expression}` where the expression stands")
+    digits: int = Field(
+        1, ge=1, le=9, description="largest number of digits of a number; numbers are drawn from 0 to 10^digits − 1"
+    )
+    terms: int = Field(2, ge=2, le=8, description="count of numbers in an expression, such as 2 in `12+7`")
+    question: str = Field(
+        "{expression}=", description="text of the prompt; `{expression}` is replaced by the expression"
+    )
 
     @field_validator("question")
     @classmethod

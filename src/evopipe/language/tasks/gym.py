@@ -20,10 +20,13 @@ class GymTask(Schema):
     therefore has the generator's `seed` and `size` and the question's `index`, from which the question is made again.
     """
 
-    dataset: str = Field(description="the generator's name, for example `chain_sum`")
-    config: dict[str, Any] = Field(default_factory=dict, description="what the generator is configured with")
+    dataset: str = Field(description="name of the reasoning-gym generator, for example `chain_sum`")
+    config: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the generator")
     tag: str | None = Field(
-        None, pattern=r"\w+", description="score what stands between `<tag>` and `</tag>`; null: the whole completion"
+        None,
+        pattern=r"\w+",
+        description="name of a tag: only the text between `<tag>` and `</tag>` is scored; null: the whole completion "
+        "is",
     )
     _made: dict[tuple[int, int], Any] = PrivateAttr(default_factory=dict)
 

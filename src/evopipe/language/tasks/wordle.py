@@ -60,14 +60,23 @@ class Wordle(Schema):
     """
 
     words: str | Annotated[tuple[str, ...], Field(strict=False)] = Field(
-        "tiny", description="the vocabulary: `tiny`, `five`, a file with a word a line, or a list"
+        "tiny",
+        description="vocabulary: `tiny` (the 16 pairs of letters a to d), `five` (common five-letter words), the path "
+        "of a file with one word a line, or a list",
     )
-    tries: int = Field(5, ge=1, le=100, description="most guesses of a game")
+    tries: int = Field(5, ge=1, le=100, description="largest number of guesses of a game")
     policies: dict[str, Annotated[float, Field(ge=0.0)]] = Field(
         default_factory=lambda: {"consistent": 0.6, "random": 0.2, "repeating": 0.2},
-        description="who plays the games that are made: shares, by name",
+        description="relative shares of the scripted players that generate the games of the dataset: `optimal`, "
+        "`consistent`, `repeating`, `random`, `mixture`, `wrong`",
     )
-    smart: float = Field(0.5, ge=0.0, le=1.0, description="share of consistent guesses in the policy `mixture`")
+    smart: float = Field(
+        0.5,
+        ge=0.0,
+        le=1.0,
+        description="share of guesses of the player `mixture` that agree with all colours so far; the others are "
+        "random words",
+    )
 
     @model_validator(mode="after")
     def _can_be(self) -> Wordle:
