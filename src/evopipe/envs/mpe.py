@@ -125,8 +125,8 @@ class _Spread(_Partial):
 
 
 class _SpeakerListener(_Arguments):
-    """The environment `simple_speaker_listener`: a speaker that cannot move knows which landmark is the goal, and tells it
-    by a word; a listener that does not know must go there."""
+    """The environment `simple_speaker_listener`: a speaker that cannot move knows which landmark is the goal, and tells
+    it by a word; a listener that does not know must go there."""
 
     draws: ClassVar[int] = 9
     words: ClassVar[int] = 3  # as many as landmarks
@@ -239,8 +239,8 @@ class _Tag(_Partial):
 
 
 class _Adversary(_Partial):
-    """The environment `simple_adversary`: good agents know which landmark is the goal, and must cover it without telling
-    the adversary, which does not know."""
+    """The environment `simple_adversary`: good agents know which landmark is the goal, and must cover it without
+    telling the adversary, which does not know."""
 
     N: int = Field(2, ge=1)
 
