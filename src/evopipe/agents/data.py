@@ -106,8 +106,8 @@ class DatasetRegistry:
 
     @classmethod
     def register_dataset(cls, name: str, data: Any, split: str = "default") -> Tasks:
-        """Write a split of a dataset to the registry, and return it. `data` is a list of mappings or a Hugging Face
-        dataset."""
+        """Write a split of a dataset to the registry, and return it as `Tasks`. `data` is a list of mappings or a
+        Hugging Face dataset."""
         made = Tasks([dict(row) for row in data], name, split)
         path = cls.path(name, split)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -217,7 +217,7 @@ class Rounds:
         return partial(_decode, self.spec, self.spec.form_alone(member), Purpose.EVALUATE, 0)
 
     def check(self, done: Sequence[Done]) -> Sequence[Done]:
-        """Return these episodes unchanged, if not too many of them failed.
+        """Return the finished episodes `done` unchanged, if not too many of them failed.
 
         Raises:
             EnvironmentFailed: the share of failed episodes is above `agents.max_error_fraction`.
@@ -233,8 +233,9 @@ class Rounds:
         return done
 
     def advance(self, most: int = 1) -> None:
-        """Let every member play one round of episodes and learn from it: this is one tick. `most` has no effect. If the
-        run is asked to stop, the round is not counted, and is played again when the run continues."""
+        """Let every member play one round of episodes and learn from it, which is one tick. `most`, the number of ticks
+        for other regimes, has no effect here. If the run is asked to stop, the round is not counted, and is played
+        again when the run continues."""
         self.whole = False
         self.whole = True  # nothing has changed if an episode fails the run
         try:

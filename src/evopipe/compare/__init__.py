@@ -280,7 +280,7 @@ def _hash(entries: Sequence[Mapping[str, Any]], path: Path) -> Any:
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the dotted keys of parameters that all configurations have, but with different values.
+    """Return the dotted keys of the parameters that all configurations `settings` have, but with different values.
 
     A key that some configurations lack, such as a parameter of another algorithm, is left out.
     """

@@ -63,8 +63,9 @@ class Memory(ABC):
         self.save_to_memory(*parts, is_vectorised=True)
 
     def add(self, transition: Any) -> Any:
-        """Save one step: a `Transition`, or a mapping of its parts by name. The parts are of one environment, or
-        `[n, …]` of n environments. Nothing is returned, except by `MultiStepReplayBuffer`.
+        """Save one step: a `Transition`, or a mapping of a transition's parts by name. The parts are of one
+        environment, or `[n, …]` of n environments. This method returns None; that of `MultiStepReplayBuffer` returns
+        transitions.
 
         Raises:
             UsageError: a part is missing, or a shape differs from that of the first transition.
@@ -88,7 +89,7 @@ class Memory(ABC):
 
 
 class Experiences(tuple[Any, ...]):
-    """A batch of transitions from a replay buffer: a tuple (state, action, reward, next_state, done) of NumPy arrays
+    """A batch of B transitions from a replay buffer: a tuple (state, action, reward, next_state, done) of NumPy arrays
     `[B, …]`.
 
     The parts can also be read by name: `obs`, `action`, `reward`, `next_obs`, `done`, and `idxs` and `weights`, `[B]`
@@ -200,11 +201,12 @@ class ReplayBuffer(Memory):
 
     def add(self, transition: Any) -> Any:
         """Save one step: a `Transition`, a mapping of its parts by name, or the `Completed` that
-        `MultiStepReplayBuffer.add` returned. The parts are of one environment, or `[n, …]` of n environments. Nothing
-        is returned, except by `MultiStepReplayBuffer`.
+        `MultiStepReplayBuffer.add` returned. The parts are of one environment, or `[n, …]` of n environments. This
+        method returns None; that of `MultiStepReplayBuffer` returns transitions.
 
         Raises:
-            UsageError: a part is missing, a shape differs from that of the first transition, or it is a team's.
+            UsageError: a part is missing, a shape differs from that of the first transition, or the transition is a
+                team's.
         """
         if isinstance(transition, MultiAgentTransition):
             raise self._refusal("it keeps one agent's transitions: take a MultiAgentReplayBuffer for a team's")

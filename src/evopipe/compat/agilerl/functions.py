@@ -36,7 +36,8 @@ def train_off_policy(
     verbose: bool = True, accelerator: Any = None, wandb_api_key: str | None = None,
     wandb_kwargs: Mapping[str, Any] | None = None,
 ) -> Trained:  # fmt: skip
-    """Train a population of agents that share one replay buffer: DQN, Rainbow, DDPG, TD3, SAC.
+    """Train a population of agents that share one replay buffer, by an off-policy algorithm: DQN, Rainbow, DDPG, TD3 or
+    SAC.
 
     Args:
         env: a vector from `make_vect_envs`, or an environment or a vector of Gymnasium, wrappers included. The training
@@ -172,7 +173,7 @@ def train_on_policy(
     accelerator: Any = None, wandb_api_key: str | None = None, wandb_kwargs: Mapping[str, Any] | None = None,
     collect_rollouts_fn: Callable[..., Any] | None = None,
 ) -> Trained:  # fmt: skip
-    """Train a population of agents that learn from their own rollouts: PPO, recurrent or not.
+    """Train a population of agents that learn from their own rollouts, by PPO with a recurrent network or another.
 
     Args:
         env: a vector from `make_vect_envs`, or an environment or a vector of Gymnasium. The training uses copies.
@@ -225,7 +226,7 @@ def train_offline(
     elite_path: str | None = None, wb: bool = False, verbose: bool = True, accelerator: Any = None,
     minari_dataset_id: str | None = None, remote: bool = False, wandb_api_key: str | None = None,
 ) -> Trained:  # fmt: skip
-    """Train a population of agents on a dataset: CQN, IQL, TD3+BC, BC. The environment serves for evaluation only.
+    """Train a population of agents on a dataset, by CQN, IQL, TD3+BC or BC. The environment serves for evaluation only.
 
     Args:
         env: a vector from `make_vect_envs`, or an environment or a vector of Gymnasium. The evaluation uses copies.
@@ -292,7 +293,7 @@ def train_multi_agent_off_policy(
     elite_path: str | None = None, wb: bool = False, verbose: bool = True, accelerator: Any = None,
     wandb_api_key: str | None = None,
 ) -> Trained:  # fmt: skip
-    """Train a population of teams of agents that share one replay buffer: MADDPG, MATD3.
+    """Train a population of teams of agents that share one replay buffer, by MADDPG or MATD3.
 
     Args:
         env: a parallel environment of PettingZoo, which is copied, or the object that `make_vect_envs` returned for a
@@ -356,7 +357,7 @@ def train_multi_agent_on_policy(
     save_elite: bool = False, elite_path: str | None = None, wb: bool = False, verbose: bool = True,
     accelerator: Any = None, wandb_api_key: str | None = None,
 ) -> Trained:  # fmt: skip
-    """Train a population of teams of agents that learn from their own rollouts: IPPO, MAPPO.
+    """Train a population of teams of agents that learn from their own rollouts, by IPPO or MAPPO.
 
     Args:
         env: a parallel environment of PettingZoo, which is copied, or the object that `make_vect_envs` returned for a
