@@ -35,7 +35,8 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Transitions:
-    """`N` transitions as arrays with one row for each.
+    """`N` transitions, as arrays with one row for each transition; an observation has `O` numbers, a continuous action
+    `A`.
 
     Attributes:
         obs: `[N, O]` float32, the observations before the steps.

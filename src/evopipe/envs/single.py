@@ -32,10 +32,10 @@ def is_tensor_class(found: Any) -> bool:
 
 
 class OneRow(gymnasium.Env[Any, Any]):
-    """A Gymnasium environment that wraps a single row of a user's tensor environment.
+    """A Gymnasium environment that wraps a user's tensor environment, and computes a single row of its tensors.
 
     Args:
-        kind: the user's class.
+        kind: the user's class, with the methods `start`, `advance` and `observe`.
         name: the environment's name in messages.
         kwargs: the arguments of its constructor.
 
@@ -94,7 +94,7 @@ class OneRow(gymnasium.Env[Any, Any]):
 
 
 class RowInC(gymnasium.Env[Any, Any]):
-    """A Gymnasium environment that wraps a single row of a user's environment in C.
+    """A Gymnasium environment that wraps a user's environment in C, and steps a single one of it.
 
     Args:
         source: the C file.
