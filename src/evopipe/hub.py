@@ -47,7 +47,7 @@ def push(folder: Path, repo: str, dry_run: Path | None, private: bool, filmed: b
         repo: the repository's name, `USER/NAME`; it is made if necessary.
         dry_run: a folder to which the files are written in place of the repository, so that nothing leaves this
             machine; None to push.
-        private: whether the repository is private if it is made.
+        private: whether a repository that is made is private.
         filmed: whether to add a film of one episode of the elite.
         tell: a function that is called with a sentence that says what was done.
         warn: a function that is called with a sentence for each file that is left out, which says why.

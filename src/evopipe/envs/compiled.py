@@ -78,7 +78,7 @@ class CompiledPool:
 
     @property
     def obs(self) -> torch.Tensor:
-        """The current observation of every environment, R environments of O numbers: `[R, O]` float32."""
+        """The current observation of each of the R environments, O numbers each: `[R, O]` float32."""
         obs: torch.Tensor = self._states.observe()
         return obs
 

@@ -59,8 +59,8 @@ class GamePolicy:
         """Return a function that chooses the next token of each of `n` games. `seeds` `[n]` seed the games' random
         draws.
 
-        The function takes the tokens of the games so far, `[n, L]`, and the number of tokens in each game, `[n]`. It
-        returns a token for each game, `[n]` int64.
+        The function takes the tokens of the games so far, padded to L tokens, `[n, L]`, and the number of tokens in
+        each game, `[n]`. It returns a token for each game, `[n]` int64.
         """
         return joint_writer([(self._writer(seeds, self._cfg, self._hyper), np.arange(len(seeds)))], self.task.guess)
 

@@ -186,7 +186,8 @@ def need_base(folder: Path, about: Mapping[str, Any], base: Base, remedy: str) -
     `policy.json`.
 
     Raises:
-        DataError: it was trained over another base; the message ends with `remedy`.
+        DataError: the model was trained over another base; the message ends with the text `remedy`, which says what to
+            do.
     """
     if about.get("base") != base.digest:
         named = about.get("language")

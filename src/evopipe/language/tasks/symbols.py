@@ -22,8 +22,8 @@ _DRAWS = 20  # of a text that is to be new
 class Symbols(Schema):
     """A task of copying, reversing or sorting the symbols of a prompt, such as `314=`.
 
-    The prompt does not say which operation is meant. With several operations, it must be guessed, or learned from
-    rewards.
+    The prompt does not say which operation is meant. With several operations, the model must guess the operation, or
+    learn it from rewards.
     """
 
     operations: Annotated[tuple[Operation, ...], Field(strict=False, min_length=1)] = Field(
@@ -89,7 +89,7 @@ class Symbols(Schema):
 
     def score(self, row: Mapping[str, Any], completion: str) -> float:
         """Return 1 if the completion is the answer, else 0. With `by_place`, return the share of positions at which
-        both agree."""
+        completion and answer agree."""
         answer = str(row["answer"])
         if not self.by_place:
             return float(completion == answer)

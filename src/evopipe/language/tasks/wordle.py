@@ -150,9 +150,9 @@ class Wordle(Schema):
     def play(self, seeds: np.ndarray, act: Act) -> PlayedGames:
         """Play one game for each of `seeds` `[R]`, all at once; return the results.
 
-        `act` is a function that chooses letters. It takes the tokens of the games so far, `[R, L]`, and the number of
-        tokens in each game, `[R]`, and returns the token of the next letter of every game, `[R]`; the letter of a
-        finished game is ignored. A game depends only on its own seed and guesses.
+        `act` is a function that chooses letters. It takes the tokens of the games so far, padded to L tokens, `[R, L]`,
+        and the number of tokens in each game, `[R]`, and returns the token of the next letter of every game, `[R]`; the
+        letter of a finished game is ignored. A game depends only on its own seed and guesses.
         """
         vocabulary, n = self.vocabulary, len(seeds)
         games = WordGames(vocabulary, n)
@@ -229,8 +229,8 @@ class Wordle(Schema):
             raise DataError(f"{where}: is not over: {len(guesses)} of {self.tries} turns, and the word was not found")
 
     def encode(self, rows: Sequence[Mapping[str, Any]], where: str = "games") -> _Encoded:
-        """Return games as tokens, in an object with the arrays `ids`, `real` (False after a game's end), `acts` (tokens
-        that the player wrote), `reward` and `done`, `[n, L]` each.
+        """Return n games as rows of L tokens, in an object with the arrays `ids`, `real` (False after a game's end),
+        `acts` (tokens that the player wrote), `reward` and `done`, `[n, L]` each.
 
         Raises:
             DataError: a game is impossible or unfinished; the message begins with `where` and the game's number, from
