@@ -30,9 +30,9 @@ class Priorities:
     (Schaul et al., ICLR 2016).
 
     Args:
-        members: `P`.
+        members: `P`, the number of members.
         capacity: the number of rows of a buffer.
-        alpha: α.
+        alpha: the exponent α.
         device: the device of the tensors.
 
     Attributes:
@@ -68,7 +68,8 @@ class Priorities:
         self._add_up(slots, index)
 
     def draw(self, slots: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw rows with probability proportional to their priorities; return their indices and probabilities.
+        """Draw B rows for each of P members, each with a probability proportional to its priority; return their indices
+        and probabilities.
 
         Args:
             slots: `[P]` int64, the members.

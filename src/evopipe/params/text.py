@@ -25,7 +25,8 @@ class LanguageParams(RunParams):
     """The content of a `params.yaml` for a population of language models.
 
     Attributes:
-        PROBLEM, ELSEWHERE: see `RunParams`.
+        PROBLEM, ELSEWHERE: the kind of run, and the middle of the message that refuses an algorithm of another kind;
+            see `RunParams`.
         OF_OTHERS: blocks of other kinds of runs, each with the sentence that refuses the block in this file.
     """
 
@@ -38,7 +39,7 @@ class LanguageParams(RunParams):
     """Blocks that stand elsewhere, each with what is said of it here."""
 
     class Evolution(Schema):
-        """Settings of selection and mutation."""
+        """Settings of evolution: the selection of parents, and the mutation of their children."""
 
         tournament: TournamentConfig = Field(default_factory=TournamentConfig)
         mutation: TextMutation = Field(default_factory=TextMutation)
@@ -67,7 +68,7 @@ class LanguageParams(RunParams):
         )
 
     class Export(Schema):
-        """Settings of the stage `export`, which writes the elite."""
+        """Settings of the stage `export`, which writes the elite (the best member) as files."""
 
         merged: bool = Field(
             True,

@@ -97,8 +97,8 @@ class Completer:
         return text, written
 
     def reward(self, written: Written, index: Rows, group: int, judge: Judge | None = None) -> tuple[Tensor, int]:
-        """Return the rewards `[P, R]` float32 of completions, and the number of rewards that could not be computed and
-        are 0.
+        """Return the rewards of R completions of each of P members, `[P, R]` float32, and the number of rewards that
+        could not be computed and are 0.
 
         Each call of the judge gets the completions of one member, so that the rewards of a member do not depend on
         other members. If there are several processes, only one calls the judge and sends the others the result, because
@@ -370,7 +370,8 @@ def _wider(x: Any, prompt: int, width: int, pad: int) -> Any:
 
 
 def of_round(reward: Tensor, group: int, every: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return metrics `[P]` of a round by name: return, length, entropy, spread of rewards within groups, and others.
+    """Return the training metrics of a round of completions by name, each `[P]`: return, length, entropy, spread of
+    rewards within groups, and others.
 
     Args:
         reward: `[P, R]`, the rewards of P members' R completions each.
@@ -478,7 +479,8 @@ def sampling(cohort: Cohort, spec: TextSpec) -> Sampling:
 
 
 def take(text: Text, rows: Tensor) -> Text:
-    """Return the b rows of `text` whose numbers are `rows` `[P, b]`, separately for each of P members, as a `Text`."""
+    """Select b rows of `text` for each of P members, and return them as a `Text`. `rows` `[P, b]` has the indices of
+    the selected rows."""
 
     held = {f.name: getattr(text, f.name) for f in fields(Text)}
     some: dict[str, Any] = {name: None if x is None else hooks.take(x, rows) for name, x in held.items()}

@@ -143,11 +143,13 @@ class ReplayLearning:
 
     @property
     def every(self) -> list[int]:
-        """The number of a member's environment steps from one of its updates to the next, for each cohort."""
+        """For each cohort (group of members that train as one batch), the number of a member's environment steps from
+        one update to the next."""
         return [every for every, _ in self._learn]
 
     def lessons(self) -> list[Updates] | None:
-        """Return an object for each cohort that makes the cohort's updates by the C kernels.
+        """Return for each cohort (group of members that train as one batch) an object that makes the cohort's updates
+        by the C kernels.
 
         The result is None if the kernels cannot make the updates of every cohort, or learner processes make some.
         """
@@ -234,11 +236,13 @@ class ReplayLearning:
         return min(probe.ahead(self._paced(cohort), here, ticks) for cohort in self._cohorts)
 
     def size(self, cohort: Cohort) -> dict[str, Tensor]:
-        """Return the number of transitions in each member's replay buffer, as a metric `[P]` by name."""
+        """Return the number of transitions in the replay buffer of each of the P members of a cohort, as a metric `[P]`
+        with its name."""
         return {"replay/size": self._on_device(self.replay.filled(cohort.slots).tolist())}
 
     def due(self) -> list[list[int]]:
-        """Return the work of each cohort at this tick: for a cohort of P members, a list of 2 + P numbers.
+        """Return the updates that each cohort (group of members that train as one batch) has to make at this tick: for
+        a cohort of P members, a list of 2 + P numbers.
 
         The numbers are: how many updates are due, the position (`turn`) of the first update in the algorithm's period,
         and the number of transitions in each member's replay buffer.
