@@ -156,8 +156,8 @@ class Rounds:
         """Do nothing, because this regime keeps no state that children could inherit."""
 
     def ended(self) -> np.ndarray:
-        """Return NaN for each member, `[P]`. Other regimes return the mean return of the member's training episodes
-        that have ended."""
+        """Return NaN for each of the P members, `[P]`. Other regimes return the mean return of the member's training
+        episodes that have ended."""
         return np.full(self.clock.members, np.nan)
 
     def renew(self, slots: Sequence[int]) -> None:

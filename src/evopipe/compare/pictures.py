@@ -147,7 +147,7 @@ def draw_parallel(rows: Sequence[Row], path: Path | BinaryIO) -> None:
 
 
 def together(curves: Sequence[tuple[_Array, _Array]]) -> tuple[_Array, _Array]:
-    """Interpolate R curves linearly at common positions; return the positions `[X]` and the curves' values `[R, X]`.
+    """Interpolate R curves linearly at X common positions; return the positions `[X]` and the curves' values `[R, X]`.
 
     Each curve is a pair (x, y). The common positions are the x of all curves, within the range that all curves cover.
     """

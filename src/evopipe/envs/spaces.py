@@ -186,7 +186,7 @@ class ObservationSpace:
         has a first axis `n`.
 
         Returns:
-            The rows `[n, O]` float32, and whether `obs` was a single observation; then n is 1.
+            The rows of O numbers each, `[n, O]` float32, and whether `obs` was a single observation; then n is 1.
 
         Raises:
             ValueError: an observation does not fit the space. The error's text continues a sentence
@@ -309,7 +309,7 @@ class ActionSpace:
         return np.zeros(shape if self.kind == "discrete" else (*shape, len(self.choices)), np.int64)
 
     def own(self, actions: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Convert actions from the algorithm's encoding to the environment's own, `[n, …]`.
+        """Convert n actions from the algorithm's encoding to the environment's own, `[n, …]`.
 
         The encoding is int64 indices: `[n]`, or `[n, D]` for D choices or bits. For a Box of A numbers it is float32,
         `[n, A]`, clipped to [-1, 1] and scaled to the bounds. A NaN, from a member that diverged, counts as 0, the
@@ -329,7 +329,8 @@ class ActionSpace:
         return np.minimum(np.maximum(low + share * (high - low), low), high).astype(np.float32).reshape(-1, *self.shape)
 
     def relative(self, own: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Convert the environment's own actions `[n, …]` to the algorithm's encoding; the inverse of the method `own`.
+        """Convert n of the environment's own actions, `[n, …]`, to the algorithm's encoding; this is the inverse of the
+        method `own`.
 
         The encoding is int64 indices: `[n]`, or `[n, D]` for D choices or bits. For a Box of A numbers it is float32,
         `[n, A]` in [-1, 1].
@@ -377,8 +378,8 @@ class ActionSpace:
         return np.concatenate(parts, axis=-1)
 
     def possible(self, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Return whether each of n action masks `[n, A]` allows any action, `[n]` bool. For a MultiBinary space this is
-        always True, because setting no bit is an action, too."""
+        """Return whether each of n masks of A actions, `[n, A]`, allows any action, `[n]` bool. For a MultiBinary space
+        this is always True, because setting no bit is an action, too."""
         if self.kind == "multibinary":
             return np.ones(len(mask), np.bool_)
         return np.asarray(np.logical_or.reduceat(mask, _starts(self.choices or (self.size,)), axis=1).all(axis=1))

@@ -333,7 +333,8 @@ class TeamSpace:
         return {agent: own[0] for agent, own in zip(self.ids, self.own_each(actions[None]), strict=True)}
 
     def own_each(self, actions: npt.NDArray[Any]) -> list[Any]:
-        """Convert a team's actions `[n, K, …]` from the algorithm's encoding to the environment's own.
+        """Convert the actions of K agents in n environments, `[n, K, …]`, from the algorithm's encoding to the
+        environment's own.
 
         The result is a list of K items, the actions `[n, …]` of each agent: a list of integers if actions are discrete,
         else an array.

@@ -267,5 +267,6 @@ def attention_inputs(real: Tensor) -> dict[str, Tensor]:
 
 
 def positions(real: Tensor) -> Tensor:
-    """Return each token's position in its row, `[…, L]` int64, not counting pads. `real` `[…, L]` is False for pads."""
+    """Return the position of each token in its row of L tokens, `[…, L]` int64, not counting pads. `real` `[…, L]` is
+    False for pads."""
     return (real.long().cumsum(dim=-1) - 1).clamp(min=0)

@@ -38,7 +38,8 @@ class LanguagePolicy:
         config: the block `language` of the parameters of its training.
         about: the content of the model's `policy.json`: scores, lineage and provenance.
         net: the member's network, which changes the base model; None for the base model alone.
-        head: the value head of a reward model, weights `[H]` and a bias; None for a language model.
+        head: the value head of a reward model: weights `[H]`, for hidden states of width H, and a bias. None for a
+            language model.
     """
 
     def __init__(

@@ -36,9 +36,10 @@ class Priorities:
         device: the device of the tensors.
 
     Attributes:
-        levels: the levels of the trees, `[P, n]` each. The first level holds the priorities of rows. Each entry of a
-            higher level is the sum of `FAN_OUT` entries of the level below; the last level has at most `TOP` entries.
-            Rows that are not filled have priority 0, as have padding entries at the end of a level.
+        levels: the levels of the trees, `[P, n]` each, where n is the number of entries of the level. The first level
+            holds the priorities of rows. Each entry of a higher level is the sum of `FAN_OUT` entries of the level
+            below; the last level has at most `TOP` entries. Rows that are not filled have priority 0, as have padding
+            entries at the end of a level.
         largest: `[P]`, the largest priority so far, which new rows get.
     """
 
@@ -61,7 +62,8 @@ class Priorities:
     def admit(self, slots: Tensor, index: Tensor) -> None:
         """Give each new row the largest priority so far of its member, and update the sums in the trees.
 
-        Row `index[i]` belongs to member `slots[i]`; both are `[n]` int64, and the pairs are all different.
+        There are n new rows: row `index[i]` belongs to member `slots[i]`. Both arguments are `[n]` int64, and the pairs
+        are all different.
         """
         flat, at = self.levels[0].view(-1), slots * self.levels[0].shape[1] + index
         flat.index_copy_(0, at, self.largest.index_select(0, slots))

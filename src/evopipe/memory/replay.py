@@ -484,7 +484,8 @@ class Replay:
         return self.layout.unpack(self._rows(index, first), weight, gamma), index
 
     def batches(self, draw: Stream, slots: Tensor, first: Tensor, weight: Tensor, gamma: Tensor) -> native.Batches:
-        """Return the C kernels' sampler, which draws minibatches from this buffer as the method `batch` does.
+        """Return the C kernels' sampler, which draws minibatches for P members from this buffer as the method `batch`
+        does.
 
         Args:
             draw: the stream of random numbers.
@@ -516,14 +517,14 @@ class Replay:
         return self.draw(self.first(slots), size, u.flatten(1)).view(*u.shape, self.layout.size)
 
     def filled(self, slots: Sequence[int]) -> np.ndarray:
-        """Return the number of rows in the buffer of each of the members `slots`, `[P]` int64 on the host."""
+        """Return the number of rows in the buffer of each of the P members `slots`, `[P]` int64 on the host."""
         filled: np.ndarray = self.size[self.memory_of(slots)]
         return filled
 
     def first(self, slots: Sequence[int]) -> Tensor:
         """Return the index of the first row of each member's buffer, counted over the rows of all buffers.
 
-        `slots` are the members; the result is `[P]` int64 on the device.
+        `slots` are the P members; the result is `[P]` int64 on the device.
         """
         return upload(torch.from_numpy(self.memory_of(slots) * self.capacity), self.device)
 
@@ -538,7 +539,8 @@ class Replay:
         return found
 
     def memory_of(self, slots: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Return the index of the buffer of each of the members `slots`, `[P]` int64 in 0 … M − 1."""
+        """Return the index of the buffer of each of the P members `slots`, `[P]` int64, from 0 to M − 1 for M buffers.
+        """
         return np.zeros(len(slots), np.int64) if self.memories == 1 else np.asarray(slots) // self.each
 
     def draw(self, first: Tensor, size: Tensor, u: Tensor) -> Tensor:

@@ -207,7 +207,8 @@ class Dialogue:
         """Do nothing, because this regime stores nothing per member that a child could inherit."""
 
     def ended(self) -> np.ndarray:
-        """Return NaN for every slot `[P]`, because there are no episodes of an environment; see `Regime.ended`."""
+        """Return NaN for each of the P slots (places in the population), `[P]`, because there are no episodes of an
+        environment."""
         return np.full(self.clock.members, np.nan)
 
     def renew(self, slots: Sequence[int]) -> None:
@@ -403,9 +404,10 @@ def scored_anew(spec: TextSpec, cohort: Cohort, text: Text) -> Text:
 def corrected(spec: TextSpec, cohort: Cohort, text: Text, drawn: Tensor | None, probe: Probe) -> tuple[Text, Tensor]:
     """Correct the advantages of tokens that older weights or another engine generated, by importance weights.
 
-    Return the text with each advantage multiplied by its importance weight, and the drift `[P]`: each member's largest
-    difference between a token's log-probability now and when it was generated. Of the loss, this corrects the policy
-    term only, as in TRL. The drift, and the share of importance weights that were bounded, are recorded as metrics.
+    Return the text with each advantage multiplied by its importance weight, and the drift `[P]` of the P members: each
+    member's largest difference between a token's log-probability now and when it was generated. Of the loss, this
+    corrects the policy term only, as in TRL. The drift, and the share of importance weights that were bounded, are
+    recorded as metrics.
 
     Args:
         spec: the run's configuration, with the kind of correction.
@@ -427,8 +429,8 @@ def corrected(spec: TextSpec, cohort: Cohort, text: Text, drawn: Tensor | None, 
 
 
 def learn(spec: TextSpec, clock: Clock, cohort: Cohort, text: Text, probe: Probe) -> Tensor:
-    """Make the updates of one round, in several passes (`epochs`) over the completions; return the members' drift
-    `[P]`.
+    """Make the updates of one round, in several passes (`epochs`) over the completions; return the drift `[P]` of the P
+    members.
 
     The drift is each member's largest difference between a token's log-probability in the first update and in `text`.
 

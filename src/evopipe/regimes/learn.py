@@ -49,13 +49,14 @@ def _learn_step(cohort: Cohort) -> int:
 
 
 def discount_rate(cohort: Cohort) -> Tensor:
-    """Return the discount γ of each member of a cohort, `[P]`; 1 if the algorithm has no discount."""
+    """Return the discount γ of each of the P members of a cohort, `[P]`; 1 if the algorithm has no discount."""
     gamma = cohort.hyper.get("gamma")
     return torch.ones_like(cohort.weight[:, 0]) if gamma is None else gamma
 
 
 def learn(spec: EnvSpec, cohort: Cohort, replay: Replay, tick: int, updates: int, turn: int = 0) -> Tensor:
-    """Make updates in place, each on a new minibatch from the replay buffer; return the last losses `[P]`.
+    """Make updates of P members in place, each on a new minibatch from the replay buffer; return the members' last
+    losses `[P]`.
 
     Every member's replay buffer must hold at least one transition. The tick and the members' keys determine the random
     draws.
@@ -169,8 +170,8 @@ class ReplayLearning:
         members become equal, because those of a member with another buffer would not fit.
 
         Args:
-            parents: `[P]`, the slot of each new member's parent, −1 for a new trial; None if all members were replaced
-                after they diverged.
+            parents: `[P]`, for each of the P new members the slot of its parent, −1 for a new trial; None if all
+                members were replaced after they diverged.
         """
         trees, each = self.replay.priorities, self._members // self.replay.memories
         if trees is None:

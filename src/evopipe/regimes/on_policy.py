@@ -204,7 +204,8 @@ class OnPolicy:
         return found
 
     def ended(self) -> np.ndarray:
-        """Return the mean return of the training episodes that ended in this generation, `[P]`; see `Regime.ended`."""
+        """Return the mean return of the training episodes that ended in this generation, `[P]`, for each of the P slots
+        (places in the population); NaN for a slot without such an episode."""
         assert self.world.ended is not None
         return self.world.ended.means()
 

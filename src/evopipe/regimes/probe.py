@@ -102,14 +102,14 @@ class Probe:
             cohort: the members.
             batch: the minibatch of the update.
             draw: the stream of random numbers.
-            more: metrics that are recorded too, `[P]` by name.
-            hyper: the hyper-parameters, `[P]` by name; None for the members' own.
+            more: metrics that are recorded too, by name, each a number for every one of the P members, `[P]`.
+            hyper: the hyper-parameters by name, `[P]` each; None for the members' own.
         """
         hyper = cohort.hyper if hyper is None else hyper
         self.note(cohort, {**probe(self._spec, cohort, batch, draw, hyper, self._offline), **more})
 
     def note(self, cohort: Cohort, values: Mapping[str, Tensor]) -> None:
-        """Record metrics `[P]` of a cohort's members, by name."""
+        """Record metrics by name, each a number for every one of the P members of a cohort, `[P]`."""
         self.diagnostics.note(cohort.slots, values)
 
     def end(
@@ -122,7 +122,7 @@ class Probe:
 
         Args:
             cohorts: the members.
-            more: a function that takes a cohort, and returns further metrics of it, `[P]` by name.
+            more: a function that takes a cohort of P members, and returns further metrics by name, `[P]` each.
             tally: counts of the episodes that ended, whose metrics are recorded too; None for none.
         """
         for cohort in cohorts:

@@ -22,7 +22,7 @@ class Diagnostics:
     depends on them.
 
     Args:
-        members: `P`.
+        members: `P`, the number of slots (places in the population).
         device: the device on which the signals are kept.
 
     Attributes:

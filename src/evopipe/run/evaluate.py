@@ -40,7 +40,7 @@ def evaluate(
         spec: configuration.
         cohorts: the members, `P` in all, in groups whose networks are computed as one batch.
         pool: environments, at least `P`; each member uses up to `pool.rows // P` of them at a time.
-        seeds: `[n]`, the same for all members.
+        seeds: the n seeds of the episodes, `[n]`, the same for all members.
         cap: the most steps of an episode; None for no cap.
         stopped: a function that is called at every step and returns True to stop the evaluation.
         note: a function that is called with the data of every step, with the arguments of `Watch.note`; None for no
@@ -129,8 +129,8 @@ class Watch(Protocol):
             slots: `[n]`, the slot of the member that acts in each environment.
             rows: `[n]`, the index of each environment in the pool.
             episodes: `[n]`, the number of the episode that each environment plays, an index of the evaluation's seeds.
-            obs: `[n, O]`, the observations before the step.
-            legal: `[n, A]`, the legal actions before the step.
+            obs: `[n, O]`, the observations of O numbers before the step.
+            legal: `[n, A]`, which of the A actions were legal before the step.
             actions: `[n, …]`, the actions.
             step: the results of the step; `truncated` is True too where the evaluation ended an episode at its cap.
         """

@@ -44,7 +44,7 @@ class Champion:
         error: the standard error of the score.
         confirmed: whether score and error come from a second, longer evaluation.
         generation: the member's best generation.
-        returns: `[n]`, the returns on the run's evaluation seeds; not finite if the environment broke.
+        returns: `[n]`, the returns on the run's n evaluation seeds; not finite if the environment broke.
     """
 
     member: Member

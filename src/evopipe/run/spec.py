@@ -454,8 +454,8 @@ class EnvSpec(Spec):
         return scores
 
     def of_agents(self, returns: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the results that an evaluation has in addition to scores, by name: for a team, the agents' `returns`
-        `[…, K]` under the key `agents`; else an empty dict."""
+        """Return the results that an evaluation has in addition to scores, by name: for a team, the `returns` `[…, K]`
+        of the K agents under the key `agents`; else an empty dict."""
         return {"agents": returns} if self.spaces.by_agent else {}
 
 

@@ -133,8 +133,8 @@ class World:
         return x if self.rows is None else x[self.rows]
 
     def observed(self) -> list[Tensor]:
-        """Return what members need to act: observations `[P, E, O]`, legal actions `[P, E, A]`, and where an episode
-        begins `[P, E]`.
+        """Return what P members need to act in E environments each: observations of O numbers, `[P, E, O]`; whether
+        each of A actions is legal, `[P, E, A]`; and whether an episode begins, `[P, E]`.
 
         For a team a fourth tensor `[P, E]` bool says which agents are present.
         """
@@ -273,13 +273,13 @@ def _seeds(keys: np.ndarray, begun: np.ndarray, rows: np.ndarray, ahead: int) ->
 
 
 def legal_actions(spec: EnvSpec, pool: Any, members: int, envs: int) -> Tensor:
-    """Return the legal actions in environments that are tensors, `[P, E · K, A]` bool. These legal actions never
-    change.
+    """Return whether each of A actions is legal in environments that are tensors, `[P, E · K, A]` bool. The legal
+    actions of such environments never change.
 
     Args:
         spec: the run's configuration.
         pool: the environments, a `TensorPool`.
-        members: `P`.
+        members: `P`, the number of members.
         envs: `E`, the number of environments of each member; K is the number of agents in each.
     """
     legal = torch.ones(members, envs * spec.spaces.agents, spec.actions, dtype=torch.bool, device=pool.device)
@@ -289,7 +289,8 @@ def legal_actions(spec: EnvSpec, pool: Any, members: int, envs: int) -> Tensor:
 
 
 def in_slots(spec: EnvSpec, chosen: Sequence[Tensor], places: Sequence[Tensor]) -> Tensor:
-    """Return the actions of all cohorts as one tensor `[P · E, …]` in the order of slots.
+    """Return the actions of all cohorts, in E environments for each member, as one tensor `[P · E, …]` in the order of
+    slots.
 
     `chosen` has the actions of each cohort, `[p, E, …]` for the p members of that cohort; P counts the members of all
     cohorts. `places` has, for each cohort, the indices of its members among all members.
@@ -306,7 +307,7 @@ class TensorWorld:
 
     Args:
         spec: the run's configuration.
-        keys: `[P]`, the members' random keys.
+        keys: `[P]`, the random keys of the P members.
         clock: the run's counters.
 
     evopipe's own tensor environments never return numbers that are not finite. Users' environments are checked for such
@@ -423,7 +424,8 @@ class TensorWorld:
 
         Args:
             layout: the layout of a row.
-            obs: `[P, E · K, O]`, the observations on which members acted.
+            obs: `[P, E · K, O]`, the observations on which P members acted: of O numbers, for each of K agents in E
+                environments.
             actions: `[R, …]`, the actions.
             step: the results of the step.
         """

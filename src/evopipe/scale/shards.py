@@ -189,7 +189,8 @@ class Shards:
         self._new = list(slots)
 
     def ended(self) -> np.ndarray:
-        """Return each slot's mean return over the training episodes that ended in this generation, `[P]`.
+        """Return, for each of the P slots (places in the population), the mean return of the training episodes that
+        ended in this generation, `[P]`.
 
         The value is NaN for a slot without such an episode.
         """

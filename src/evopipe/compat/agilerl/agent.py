@@ -235,9 +235,9 @@ class Agent(View):
         return own[0] if single else own
 
     def take_note(self, obs: np.ndarray, alive: np.ndarray | None = None) -> None:
-        """Update the running statistics that normalise observations by n observations `[n, O]`, if the agent has such
-        statistics and explores. For a team of K agents the observations are `[n, K, O]`, and only those count whose
-        entry in `alive` `[n, K]` is True."""
+        """Update the running statistics that normalise observations by n observations of O numbers, `[n, O]`, if the
+        agent has such statistics and explores. For a team of K agents the observations are `[n, K, O]`, and only those
+        count whose entry in `alive` `[n, K]` is True."""
         if self.training:
             take_note([self.live()], obs, alive, places=[[0]])
 
@@ -295,13 +295,13 @@ class Agent(View):
 
         Args:
             experiences: for algorithms with a replay buffer, a batch that `memory.sample` or `sampler.sample` returned,
-                or arrays (state, action, reward, next_state, done) `[B, …]`. For algorithms that learn from rollouts,
-                a tuple (observations, actions, log_probs, rewards, dones, values, next_obs): six lists with one entry
-                for each step, and the observation after the last step. `dones` says whether each step ended an episode.
-                If it says whether the step before did, add an eighth part, `next_done`, for the last step. None takes
-                the steps in `rollout_buffer`. For a team, each entry is a
-                dictionary by agent, or each list is a dictionary of equally long lists by agent. An agent that is
-                missing from a step's observation is absent in that step.
+                or arrays (state, action, reward, next_state, done) of B transitions, `[B, …]`. For algorithms that
+                learn from rollouts, a tuple (observations, actions, log_probs, rewards, dones, values, next_obs): six
+                lists with one entry for each step, and the observation after the last step. `dones` says whether each
+                step ended an episode. If it says whether the step before did, add an eighth part, `next_done`, for the
+                last step. None takes the steps in `rollout_buffer`. For a team, each entry is a dictionary by agent, or
+                each list is a dictionary of equally long lists by agent. An agent that is missing from a step's
+                observation is absent in that step.
             n_experiences: n-step transitions that `MultiStepReplayBuffer.sample_from_indices` returned for the indices
                 of `experiences`. The agent then learns from these, with the weights and priorities of `experiences`.
             n_step, per: not needed: they follow from the batches.
@@ -334,8 +334,8 @@ class Agent(View):
         return [replace(each, obs=self.normalised(each.obs), next_obs=self.normalised(each.next_obs)) for each in found]
 
     def normalised(self, obs: np.ndarray) -> np.ndarray:
-        """Return observations `[n, O]`, normalised by the agent's running statistics if it has some, as its networks
-        read them."""
+        """Return n observations of O numbers, `[n, O]`, as the agent's networks read them: normalised by the agent's
+        running statistics, if it has some."""
         live = self.live()
         if live.normaliser is None:
             return obs

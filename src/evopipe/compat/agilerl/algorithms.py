@@ -185,9 +185,9 @@ class RainbowDQN(_Algorithm):
         """Learn from a batch of transitions, `experiences`, as `Agent.learn` does with the same arguments; return
         (loss, indices, errors).
 
-        `indices` and `errors`, `[B]` each, are the buffer rows and the TD errors of the batch's transitions. `learn`
-        updates the priorities of a prioritised buffer itself, so a script need not call `update_priorities`. `indices`
-        is None for a buffer that is not prioritised.
+        `indices` and `errors`, `[B]` each, are the buffer rows and the TD errors of the B transitions of the batch.
+        `learn` updates the priorities of a prioritised buffer itself, so a script need not call `update_priorities`.
+        `indices` is None for a buffer that is not prioritised.
         """
         loss = super().learn(experiences, **kwargs)
         return loss, None if getattr(experiences, "places", None) is None else experiences["idxs"], self.errors

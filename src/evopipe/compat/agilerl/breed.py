@@ -211,6 +211,7 @@ class ActionScaling:
         return bool(getattr(self._breed.spec.algo_config, "squash", False))
 
     def scale_action(self, action: Any) -> np.ndarray:
-        """Convert actions `[n, A]` in [-1, 1] to the environment's units, between the bounds of its action space."""
+        """Convert n actions of A numbers, `[n, A]` in [-1, 1], to the environment's units, between the bounds of the
+        action space."""
         space: ActionSpace = self._breed.actions
         return space.own(np.asarray(action, np.float32).reshape(-1, space.size))

@@ -55,7 +55,7 @@ class Memory(ABC):
         self._save(dict(zip(self._names, parts, strict=True)), is_vectorised)
 
     def save_to_memory_vect_envs(self, *parts: Any) -> None:
-        """Save one transition of each environment; each part is `[n, …]`, in the order of `field_names`.
+        """Save one transition of each of n environments; the parts are `[n, …]` each, in the order of `field_names`.
 
         If the environments come from `make_vect_envs`, steps in which an environment was only reset after the end of an
         episode are left out.
@@ -194,7 +194,8 @@ class ReplayBuffer(Memory):
         return replay
 
     def fill(self, named: Mapping[str, np.ndarray]) -> None:
-        """Replace all transitions by others. `named` has an array `[n, …]` for each of the five parts, by its name."""
+        """Replace all transitions by others. `named` has an array of n transitions, `[n, …]`, for each of the five
+        parts, by the part's name."""
         counter, self.form, self._replay, self._nstep = self.counter, None, None, None
         self._save(named, True)
         self.counter = counter
@@ -352,7 +353,7 @@ class MultiStepReplayBuffer(ReplayBuffer):
         return Completed(self, self._kept) if self._kept.size else None
 
     def sample_from_indices(self, idxs: Any) -> Experiences:
-        """Return the batch of the transitions at the indices `idxs` `[B]`, such as `batch["idxs"]` of a batch from
+        """Return the batch of the B transitions at the indices `idxs` `[B]`, such as `batch["idxs"]` of a batch from
         another buffer with the same transitions."""
         index = torch.as_tensor(np.asarray(idxs)).reshape(1, -1).long()
         return self._batch(self.replay.rows[0][index[0]][None], index)
@@ -388,8 +389,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self.n_step = self.steps
 
     def update_priorities(self, index: Any, priorities: Any) -> None:
-        """Set the priorities `[B]` of the transitions with the row indices `index` `[B]`. `agent.learn` calls it by
-        itself."""
+        """Set the priorities `[B]` of the B transitions with the row indices `index` `[B]`. `agent.learn` calls this
+        method by itself."""
         assert self.replay.priorities is not None
         at, errors = (torch.as_tensor(x).reshape(1, -1) for x in (index, priorities))
         self.replay.priorities.update(torch.zeros(1, dtype=torch.int64), at.long(), errors.float())

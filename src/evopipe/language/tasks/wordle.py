@@ -148,7 +148,7 @@ class Wordle(Schema):
     # --- games that are played ---
 
     def play(self, seeds: np.ndarray, act: Act) -> PlayedGames:
-        """Play one game for each of `seeds` `[R]`, all at once; return the results.
+        """Play R games at once, one for each of the `seeds` `[R]`; return the results.
 
         `act` is a function that chooses letters. It takes the tokens of the games so far, padded to L tokens, `[R, L]`,
         and the number of tokens in each game, `[R]`, and returns the token of the next letter of every game, `[R]`; the
