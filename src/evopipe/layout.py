@@ -42,8 +42,8 @@ class Files(NamedTuple):
     """The inputs and outputs of one stage. A `Stage` has two such objects: one for runs in environments, one for runs
     of language models.
 
-    `params` are the parameters that the stage depends on, `reads` the outs of earlier stages that it reads, and
-    `writes` its own outs, the most important first. Outs are DVC's: files or folders.
+    `params` are the parameters that the stage depends on, `reads` the files and folders of earlier stages that it
+    reads, and `writes` those that it writes, the most important first.
     """
 
     params: tuple[str, ...]
@@ -74,14 +74,15 @@ class Stage(NamedTuple):
 
     @property
     def described(self) -> str:
-        """A sentence with the stage's purpose and the path of its most important out."""
+        """A sentence with the stage's purpose and the path of its most important output."""
         return f"{self.help}: {self.env.writes[0]}."
 
     @property
     def sources(self) -> list[str]:
         """Paths, relative to the package, of the code that the stage computes with.
 
-        A change of any other code cannot change the stage's outs. DVC tracks these paths as the stage's dependencies.
+        A change of any other code cannot change the stage's output files. DVC tracks these paths as the stage's
+        dependencies.
         """
         found = {*CODE, *self.code, f"stages/{self.name}.py"}
         return sorted(path for path in found if path.partition("/")[0] == path or path.partition("/")[0] not in found)
@@ -176,10 +177,10 @@ STATE = ".evopipe"
 
 
 def need(folder: Path, out: Path) -> Path:
-    """Return the path of the out `out` of an earlier stage, in a run's folder.
+    """Return the path, in a run's folder, of the file or folder `out` that an earlier stage writes.
 
     Raises:
-        MissingInputError: the out does not exist; the message names the command that writes it.
+        MissingInputError: it does not exist; the message names the command that writes it.
     """
     path, stage = folder / out, WRITER[out]
     if not path.exists():

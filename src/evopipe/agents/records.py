@@ -24,8 +24,8 @@ _DIGITS = 5  # behind the point, of an advantage and of a log-probability
 
 
 def record(done: Done, base: Base, masked: Collection[str], values: Values | None = None) -> dict[str, Any]:
-    """Return an episode as JSON data: `Episode.to_dict` with the member's slot, the number of attempts, and the text of
-    each trajectory's rows of tokens (see `TokenRow`). `base` has the tokenizer.
+    """Return an episode as JSON data: `Episode.to_dict` with the member's slot (place in the population), the number of
+    attempts, and the text of each trajectory's rows of tokens (see `TokenRow`). `base` has the tokenizer.
 
     A row is a list of pieces. A piece is a mapping: `text`, `written` (whether the model wrote it), and `step` (the
     number of the step that it belongs to). `counts` is false if the episode's termination reason is among `masked`,

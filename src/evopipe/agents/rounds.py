@@ -182,7 +182,7 @@ class Rounds:
         episodes included.
 
         Args:
-            cohorts: the members.
+            cohorts: the members, in groups that are computed as one batch.
             jobs: the episodes.
             purpose: what the random draws are for. Purpose and `when` together seed the draws.
             when: the tick of a training round, 0 for a validation.
@@ -486,7 +486,7 @@ class Rounds:
         in tokens that the model wrote, by member and task, `[P, n]`.
 
         Args:
-            cohorts: the members.
+            cohorts: the members, in groups that are computed as one batch.
             tasks: the tasks.
             index: the number of each task in its dataset, with which the names of its episodes begin.
             stopped: a function that returns whether to stop; it is called between completions.

@@ -72,7 +72,8 @@ def family(rows: Sequence[Row], notes: Sequence[str]) -> Family:
 
 
 def draw_curves(rows: Sequence[Row], path: Path | BinaryIO) -> None:
-    """Draw learning curves of the configurations: the elite's fitness over environment steps, and over seconds.
+    """Draw learning curves of the configurations: the fitness of the elite (the best member) over environment steps,
+    and over seconds.
 
     Environment steps include those of evaluation. A curve is the mean over a configuration's runs, with a 95 %
     bootstrap band if there are several runs. It spans only the range that all runs of the configuration cover.

@@ -99,7 +99,7 @@ def generate(
         sampling: settings of sampling.
         keys: random keys of the members, `[P]`; or of each of their R = B · `group` completions, `[P, R]`, whose draws
             are then the same in any batch.
-        when: a number, such as the tick, that fixes the draws together with `keys`.
+        when: a number, such as that of the training step, that fixes the random draws together with `keys`.
         leave: whether finished completions leave the batch, which saves time. If False, a member's results have the
             same bits with any neighbours.
         stop: for each of the P · B prompts, the texts that end its completions; empty for none.

@@ -61,7 +61,7 @@ class VLLMEngine:
             limit: the most tokens of a completion.
             how: settings of sampling, `[P]`.
             keys: random keys of the members, `[P]`.
-            when: a number, such as the tick, that fixes the draws together with `keys`.
+            when: a number, such as that of the training step, that fixes the random draws together with `keys`.
             stop: for each of the P · B prompts, the texts that end its completions; empty for none.
         """
         import vllm

@@ -74,7 +74,7 @@ class Priorities:
         and probabilities.
 
         Args:
-            slots: `[P]` int64, the members.
+            slots: `[P]` int64, the members, by their places in the population.
             u: `[P, B]` float64, uniform numbers in [0, 1), one for each of B rows.
 
         Returns:
@@ -105,9 +105,9 @@ class Priorities:
         """Set the priorities of rows from their errors, and update the sums in the trees.
 
         Args:
-            slots: `[P]` int64, the members.
-            index: `[P, B]` int64, B rows of each member. If a row occurs several times, the largest size of its errors
-                counts.
+            slots: `[P]` int64, the P members, by their places in the population.
+            index: `[P, B]` int64, B rows of each member's buffer. If a row occurs several times, the largest size of
+                its errors counts.
             errors: `[P, B]`, the rows' errors, of either sign. A NaN leaves the row's priority as it was.
         """
         if build.serve(self.largest):

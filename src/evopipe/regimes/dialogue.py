@@ -67,7 +67,7 @@ class Completer:
             index: the prompts, as row numbers of the dataset.
             group: the number of completions of each prompt.
             how: how tokens are sampled.
-            when: a number, such as the tick, on which the random draws depend besides the members' keys.
+            when: a number, such as that of the round, on which the random draws depend besides the members' keys.
         """
         spec, members = self.spec, len(cohort.members)
         base, leave = spec.base, spec.cohorts == "merged"
@@ -212,7 +212,7 @@ class Dialogue:
         return np.full(self.clock.members, np.nan)
 
     def renew(self, slots: Sequence[int]) -> None:
-        """Do nothing, because this regime stores nothing per slot."""
+        """Do nothing, because this regime stores nothing per slot (place in the population)."""
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         self.cohorts = cohorts
@@ -411,7 +411,7 @@ def corrected(spec: TextSpec, cohort: Cohort, text: Text, drawn: Tensor | None, 
 
     Args:
         spec: the run's configuration, with the kind of correction.
-        cohort: the members.
+        cohort: the members, which are computed as one batch.
         text: the text, with log-probabilities under the members' present weights, see `scored_anew`.
         drawn: the log-probabilities with which the tokens were generated; they must not be None.
         probe: the recorder of metrics.
@@ -437,7 +437,7 @@ def learn(spec: TextSpec, clock: Clock, cohort: Cohort, text: Text, probe: Probe
     Args:
         spec: the run's configuration.
         clock: the run's clock.
-        cohort: the members, which are updated in place.
+        cohort: the members, which are computed as one batch, which are updated in place.
         text: the completions, with advantages.
         probe: the recorder of metrics.
     """
@@ -468,7 +468,8 @@ def _engine_of(spec: TextSpec, members: int) -> VLLMEngine | None:
 
 
 def sampling(cohort: Cohort, spec: TextSpec) -> Sampling:
-    """Return how the members of a cohort sample tokens in training: temperature, top-k and top-p of each member.
+    """Return how the members of a cohort (batch) sample tokens in training: temperature, top-k and top-p of each
+    member.
 
     A value that is not among the members' hyper-parameters is taken from the algorithm's configuration in `spec`.
     """

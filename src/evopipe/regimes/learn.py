@@ -49,7 +49,7 @@ def _learn_step(cohort: Cohort) -> int:
 
 
 def discount_rate(cohort: Cohort) -> Tensor:
-    """Return the discount γ of each of the P members of a cohort, `[P]`; 1 if the algorithm has no discount."""
+    """Return the discount γ of each of the P members of a cohort (batch), `[P]`; 1 if the algorithm has no discount."""
     gamma = cohort.hyper.get("gamma")
     return torch.ones_like(cohort.weight[:, 0]) if gamma is None else gamma
 
@@ -75,7 +75,7 @@ def learn(spec: EnvSpec, cohort: Cohort, replay: Replay, tick: int, updates: int
 
 
 class ReplayLearning:
-    """The replay buffer of a regime, and the updates from it. The buffer is empty at first.
+    """The replay buffer of a regime (training loop), and the updates from it. The buffer is empty at first.
 
     Args:
         setup: the configuration, clock, random keys, dataset and helper processes of the run, see `Setup`.
@@ -201,7 +201,8 @@ class ReplayLearning:
                     yield _of_share(self._spec, self.replay, Share(i, row, row + 1), own, tick, numbers)
 
     def probe(self, probe: Probe) -> None:
-        """Record training metrics after a tick, of those cohorts whose metrics are due (see `Probe.due`).
+        """Record training metrics after a tick, of those cohorts (groups of members computed as one batch) whose
+        metrics are due (see `Probe.due`).
 
         The age of the sampled transitions is recorded too, unless training is offline. The argument `probe` is the
         recorder of metrics.
@@ -230,15 +231,17 @@ class ReplayLearning:
         return clock.generation_ticks * clock.envs * each / _learn_step(cohort)
 
     def ahead(self, probe: Probe) -> int:
-        """Return after how many more ticks metrics of some cohort are due again; 1 if after the next tick.
+        """Return after how many more ticks metrics of some cohort (group of members computed as one batch) are due
+        again; 1 if after the next tick.
 
-        `probe` is the recorder of metrics."""
+        `probe` is the recorder of metrics.
+        """
         here, ticks = self._clock.here, self._clock.generation_ticks
         return min(probe.ahead(self._paced(cohort), here, ticks) for cohort in self._cohorts)
 
     def size(self, cohort: Cohort) -> dict[str, Tensor]:
-        """Return the number of transitions in the replay buffer of each of the P members of a cohort, as a metric `[P]`
-        with its name."""
+        """Return the number of transitions in the replay buffer of each of the P members of a cohort (batch), as a
+        metric `[P]` with its name."""
         return {"replay/size": self._on_device(self.replay.filled(cohort.slots).tolist())}
 
     def due(self) -> list[list[int]]:

@@ -128,7 +128,8 @@ class OffPolicy:
             self.nstep.put(rows, windows)
 
     def renew(self, slots: Sequence[int]) -> None:
-        """Prepare these slots for new trials (new members), see `Regime.renew`: begin new episodes.
+        """Prepare these slots (places in the population) for new trials (new members), see `Regime.renew`: begin new
+        episodes.
 
         A replay buffer that belongs to one of these slots alone is emptied.
         """

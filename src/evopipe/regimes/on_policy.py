@@ -125,7 +125,8 @@ class OnPolicy:
         """Do nothing, because this regime stores nothing per member that a child could inherit."""
 
     def renew(self, slots: Sequence[int]) -> None:
-        """Prepare these slots for new trials (new members), see `Regime.renew`: begin new episodes."""
+        """Prepare these slots (places in the population) for new trials (new members), see `Regime.renew`: begin new
+        episodes."""
         self.world.renew(slots)
         self.returns[list(slots)] = 0.0
 
@@ -133,8 +134,8 @@ class OnPolicy:
         """Set the members that act from now on, in groups (cohorts) that are computed as one batch; see `Regime.adopt`.
 
         Episodes continue. A member keeps its recurrent state. A child takes over the recurrent state of its parent if
-        the parent was in the same slot and has the same architecture. The recurrent states of members that wait,
-        because they are in no cohort, are stored until these members continue.
+        the parent was in the same slot (place in the population) and has the same architecture. The recurrent states of
+        members that wait, because they are in no cohort, are stored until these members continue.
         """
         before = {
             member.slot: (member, each.cohort, own)

@@ -64,7 +64,7 @@ class Probe:
             self.diagnostics.forget(cohort.slots, getattr(cohort.state, "updates", None))
 
     def due(self, updates: float, moment: int, moments: int) -> bool:
-        """Return whether the extra update of a cohort is to be made now.
+        """Return whether the extra update of a cohort (group of members computed as one batch) is to be made now.
 
         A generation is divided into moments, such as ticks, at each of which an extra update can be made. It is made at
         equal intervals, about once in `EVERY` updates but at most `MOST` times in the generation, and always at the
@@ -78,7 +78,8 @@ class Probe:
         return self.ahead(updates, moment, moments) == 1
 
     def ahead(self, updates: float, moment: int, moments: int) -> int:
-        """Return how many moments away the next extra update of a cohort is; 1 means that it is to be made now.
+        """Return how many moments away the next extra update of a cohort (group of members computed as one batch) is; 1
+        means that it is to be made now.
 
         If a sparse probe leaves out this generation, the result lies beyond the generation's end.
 
@@ -109,7 +110,7 @@ class Probe:
         self.note(cohort, {**probe(self._spec, cohort, batch, draw, hyper, self._offline), **more})
 
     def note(self, cohort: Cohort, values: Mapping[str, Tensor]) -> None:
-        """Record metrics by name, each a number for every one of the P members of a cohort, `[P]`."""
+        """Record metrics by name, each a number for every one of the P members of a cohort (batch), `[P]`."""
         self.diagnostics.note(cohort.slots, values)
 
     def end(
@@ -122,7 +123,7 @@ class Probe:
 
         Args:
             cohorts: the members.
-            more: a function that takes a cohort of P members, and returns further metrics by name, `[P]` each.
+            more: a function that takes a cohort (batch) of P members, and returns further metrics by name, `[P]` each.
             tally: counts of the episodes that ended, whose metrics are recorded too; None for none.
         """
         for cohort in cohorts:

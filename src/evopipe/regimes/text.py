@@ -158,7 +158,7 @@ class TextRows:
         return np.full(self.clock.members, np.nan)
 
     def renew(self, slots: Sequence[int]) -> None:
-        """Do nothing, because this regime stores nothing per slot."""
+        """Do nothing, because this regime stores nothing per slot (place in the population)."""
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         self.cohorts = cohorts

@@ -80,7 +80,8 @@ class Watched:
         self._found.append(found[keep])
 
     def into(self, replay: Replay) -> None:
-        """Move all recorded transitions into the members' replay buffers, sorted by slot (member) and episode.
+        """Move all recorded transitions into the members' replay buffers, sorted by slot (place in the population) and
+        episode.
 
         The order in which transitions were recorded depends on how many members were evaluated together; the sorted
         order does not.

@@ -53,7 +53,8 @@ EVERYONE = [slice(None)]
 
 
 def places_of(cohorts: Sequence[Cohort]) -> list[list[int]]:
-    """Return for each cohort the indices of its members in the list of all cohorts' members that is ordered by slot.
+    """Return for each cohort the places of its members in a list: the list of the members of all cohorts, ordered by
+    slot (place in the population).
 
     A cohort is a group of members whose networks are computed as one batch.
     """
@@ -195,9 +196,9 @@ def gather(chosen: Sequence[Tensor], places: Sequence[Any]) -> np.ndarray:
     """Return the actions of all P members in E environments each, `[P, E, …]`, as one NumPy array in the order of
     slots.
 
-    `chosen` has the actions of each cohort. `places` has, for each cohort, the indices of its members among all P; it
-    is `EVERYONE` if there is one cohort with all members in order. The copies from the device to the host all start
-    before the first of them is waited for.
+    `chosen` has the actions of each cohort (group of members computed as one batch). `places` has, for each cohort, the
+    indices of its members among all P; it is `EVERYONE` if there is one cohort with all members in order. The copies
+    from the device to the host all start before the first of them is waited for.
     """
     if places is EVERYONE:
         return np.asarray(chosen[0].cpu())

@@ -126,7 +126,7 @@ class Watch(Protocol):
         """Receive the data of one step of an evaluation, in which n environments step.
 
         Args:
-            slots: `[n]`, the slot of the member that acts in each environment.
+            slots: `[n]`, the slot (place in the population) of the member that acts in each environment.
             rows: `[n]`, the index of each environment in the pool.
             episodes: `[n]`, the number of the episode that each environment plays, an index of the evaluation's seeds.
             obs: `[n, O]`, the observations of O numbers before the step.
@@ -141,7 +141,8 @@ class HeldOut:
     """An object that scores members in the final evaluation; it implements `Scoring`.
 
     Two functions do the work: `evaluate` and `close`. A shard that only evaluates uses this object in place of a
-    `Regime`, so it has a regime's other attributes too. They are constants, because nothing trains.
+    `Regime`, so it has the other attributes of a regime (training loop) too. They are constants, because nothing
+    trains.
 
     Attributes:
         evaluate: the function that plays the episodes, see `Scoring.evaluate`.
@@ -191,7 +192,8 @@ def _opened(spec: EnvSpec, env: EnvConfig, rows: int, workers: Workers | None) -
 class Evaluator:
     """The evaluation of a run's members during training, with the environments that it uses.
 
-    A call with cohorts, seeds `[n]` and the function `stopped` returns `Episodes`, as `Scoring.evaluate` does.
+    The object is called with cohorts (groups of members computed as one batch), n seeds `[n]` and the function
+    `stopped`, and returns `Episodes`, as `Scoring.evaluate` does.
 
     Args:
         spec: the run's configuration.

@@ -98,8 +98,8 @@ class Regime(Scoring, Protocol):
         """
 
     def renew(self, slots: Sequence[int]) -> None:
-        """Prepare these slots for new trials (members with new weights): begin new episodes, and clear the slots' own
-        data."""
+        """Prepare these slots (places in the population) for new trials (members with new weights): begin new episodes,
+        and clear the slots' own data."""
 
     def ended(self) -> np.ndarray:
         """Return, for each of the P slots (places in the population), the mean return of the training episodes that
@@ -110,7 +110,8 @@ class Regime(Scoring, Protocol):
         """
 
     def signals(self, slots: Sequence[int]) -> list[dict[str, tuple[float, float]]]:
-        """Return, for each of these slots, the training signals of this generation by name, each as (mean, last value).
+        """Return, for each of these slots (places in the population), the training signals of this generation by name,
+        each as (mean, last value).
 
         Signals are shown to users; no result depends on them.
         """

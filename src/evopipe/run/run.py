@@ -137,7 +137,7 @@ class Run(Generic[JobT]):
 
     @property
     def members(self) -> list[Member]:
-        """The members of all slots, in the order of slots."""
+        """The members of all slots (places in the population), in the order of slots."""
         found = list(self._held)
         for member in dissolve(self.cohorts):
             found[member.slot] = member
@@ -145,7 +145,8 @@ class Run(Generic[JobT]):
 
     @property
     def active(self) -> list[int]:
-        """The slots whose members train in this generation, all at once or in several groups."""
+        """The slots (places in the population) whose members train in this generation, all at once or in several
+        groups."""
         return sorted(self.plan.active)
 
     def close_generation(self, stopped: Callable[[], bool]) -> None:

@@ -49,8 +49,8 @@ class Tally:
         self._rows: Tensor | None = None  # of those who live, None if all do
 
     def ended(self, slots: np.ndarray, returns: np.ndarray, lengths: np.ndarray, *agents: np.ndarray) -> None:
-        """Add `n` whole episodes: the slots of their members, returns, lengths, and the returns of each agent, `[n]`
-        each."""
+        """Add `n` whole episodes: the slots (places in the population) of their members, returns, lengths, and the
+        returns of each agent, `[n]` each."""
         self._whole.append((slots, returns, lengths, *agents))
 
     def add(self, reward: Tensor, over: Tensor, bad: Tensor | None = None) -> None:
@@ -107,7 +107,7 @@ class Tally:
         self.sums += found.view(self.sums.shape[1], -1, len(self.sums)).sum(dim=1).T
 
     def adopt(self, slots: Sequence[int], rows: Tensor | None = None) -> None:
-        """Begin a generation: clear the sums of these slots.
+        """Begin a generation: clear the sums of these slots (places in the population).
 
         `rows` has the indices of the environments whose rewards `add` receives from now on; None for all environments.
         """
@@ -130,7 +130,7 @@ class Tally:
 
     def took(self, steps: int, living: Sequence[int], length: Tensor) -> None:
         """Add the lengths of finished episodes to `sums`, after the C kernels took `steps` environment steps for each
-        of the slots `living`.
+        of the slots (places in the population) `living`.
 
         `length` `[R]` is the length so far of the unfinished episodes of R environments. The steps that belong neither
         to these nor to broken episodes are the lengths of the finished ones.
@@ -142,7 +142,7 @@ class Tally:
         self.running[1] = length.double()
 
     def into(self, diagnostics: Diagnostics, slots: Sequence[int]) -> None:
-        """Record the episodes of these slots as training signals in `diagnostics`.
+        """Record the episodes of these slots (places in the population) as training signals in `diagnostics`.
 
         The signals are the number of episodes that ended and, if any did, their mean return and length, and each
         agent's mean return.

@@ -119,8 +119,8 @@ class World:
             self.ended.forget(slots)
 
     def renew(self, slots: Sequence[int]) -> np.ndarray:
-        """Begin new episodes in all environments of these slots; return the indices of these environments in the
-        pool."""
+        """Begin new episodes in all environments of these slots (places in the population); return the indices of these
+        environments in the pool."""
         rows = rows_in(slots, self._clock.envs)
         self._begin(rows)
         return rows
@@ -142,10 +142,10 @@ class World:
         return [self._by_member(self.own(x)) for x in (self.pool.obs, self.pool.mask, self.pool.begins, *there)]
 
     def actions(self, chosen: Sequence[Tensor]) -> np.ndarray:
-        """Return the actions of all cohorts as one array `[P · E, …]` for the pool.
+        """Return the actions of all P members in E environments each, as one array `[P · E, …]` for the pool.
 
-        `chosen` has the actions of each cohort, `[p, E, …]` for the p members of that cohort; P counts the members of
-        all cohorts.
+        `chosen` has the actions of each cohort (group of members computed as one batch), `[p, E, …]` for the p members
+        of that cohort.
         """
         actions = by_row(self._spec, gather(chosen, self._places))
         return actions if self._team is None else self.pool.taken(actions, self.rows)
@@ -237,14 +237,15 @@ class World:
 
 
 def rows_in(slots: Sequence[int], envs: int) -> np.ndarray:
-    """Return the indices of all environments of these slots in a pool where each slot has `envs` adjacent
-    environments."""
+    """Return the indices of all environments of these slots (places in the population) in a pool where each slot has
+    `envs` adjacent environments."""
     rows: np.ndarray = (np.asarray(slots, np.int64)[:, None] * envs + np.arange(envs)).reshape(-1)
     return rows
 
 
 def rows_of(cohorts: Sequence[Cohort], clock: Clock) -> tuple[np.ndarray | None, int]:
-    """Return the pool's indices of the environments in which the cohorts' members act, and the number of members.
+    """Return the indices in the pool of the environments in which the members of some cohorts act, and the number of
+    these members. A cohort is a group of members computed as one batch.
 
     `clock` has the run's counters. The indices are None if the cohorts contain the whole population.
     """
@@ -289,11 +290,11 @@ def legal_actions(spec: EnvSpec, pool: Any, members: int, envs: int) -> Tensor:
 
 
 def in_slots(spec: EnvSpec, chosen: Sequence[Tensor], places: Sequence[Tensor]) -> Tensor:
-    """Return the actions of all cohorts, in E environments for each member, as one tensor `[P · E, …]` in the order of
-    slots.
+    """Return the actions of all P members in E environments each, as one tensor `[P · E, …]` in the order of slots
+    (places in the population).
 
-    `chosen` has the actions of each cohort, `[p, E, …]` for the p members of that cohort; P counts the members of all
-    cohorts. `places` has, for each cohort, the indices of its members among all members.
+    `chosen` has the actions of each cohort (group of members computed as one batch), `[p, E, …]` for the p members of
+    that cohort. `places` has, for each cohort, the indices of its members among all members.
     """
     actions = chosen[0] if len(chosen) == 1 else torch.cat(list(chosen))
     order = torch.cat(list(places)).argsort()
@@ -377,8 +378,8 @@ class TensorWorld:
             self.ended.forget(slots)
 
     def renew(self, slots: Sequence[int]) -> np.ndarray:
-        """Begin new episodes in all environments of these slots; return the indices of these environments in the
-        pool."""
+        """Begin new episodes in all environments of these slots (places in the population); return the indices of these
+        environments in the pool."""
         rows, at, self._at = rows_in(slots, self._clock.envs), self._at, None
         over = torch.zeros(self.pool.rows, dtype=torch.bool)
         over[rows] = True
@@ -444,8 +445,8 @@ class TensorWorld:
         return found
 
     def in_c(self, cohort: Cohort) -> dict[str, Any] | None:
-        """Return the arguments by name with which `native.rollouts.Ticks` steps the environments of a cohort's members
-        in C.
+        """Return the arguments by name with which `native.rollouts.Ticks` steps in C the environments of the members of
+        a cohort, a group of members computed as one batch.
 
         The result is None if the environments are not written in C.
         """

@@ -199,7 +199,8 @@ class Shards:
         return np.concatenate([tensors["means"].numpy() for _, (_, tensors) in sorted(told.items())])
 
     def signals(self, slots: Sequence[int]) -> list[dict[str, tuple[float, float]]]:
-        """Return, for each of these slots, the training signals of this generation by name, each as (mean, last value).
+        """Return, for each of these slots (places in the population), the training signals of this generation by name,
+        each as (mean, last value).
 
         The shards sent the signals with their states at the end of the generation.
         """

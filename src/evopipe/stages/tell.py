@@ -26,7 +26,8 @@ def warn(text: str) -> None:
 
 
 def tell_elite(elite: Mapping[str, Any], over: str, trained: Mapping[str, Any], quiet: bool) -> None:
-    """Print the elite's held-out score, and a warning if its score during training was much higher.
+    """Print the held-out score of the elite (the best member), and a warning if its score during training was much
+    higher.
 
     Args:
         elite: the elite's held-out scores by name.

@@ -194,8 +194,9 @@ def train_on_policy(
         wb, wandb_api_key: whether metrics go to Weights & Biases, and its key.
         wandb_kwargs: settings of Weights & Biases; only `project` is allowed.
         collect_rollouts_fn: None, `collect_rollouts` or `collect_rollouts_recurrent` for evopipe's own collection of
-            rollouts. Any other function is called with (regime, ticks): it steps the environments of all agents `ticks`
-            times, and passes each step's results to `regime.record`; see `evopipe.parts.OnPolicy`.
+            rollouts. Any other function is called with (regime, ticks), where the regime is the training loop: it steps
+            the environments of all agents `ticks` times, and passes each step's results to `regime.record`; see
+            `evopipe.parts.OnPolicy`.
 
     The result is the trained agents by index, and one list of their fitnesses for each generation. The errors are those
     of `train_off_policy`.
