@@ -135,7 +135,8 @@ def pull(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to: a folder that is not there yet.")],
     revision: Annotated[str | None, typer.Option(metavar="REV", help="A branch, a tag or a commit.")] = None,
 ) -> None:
-    """Fetch an elite (the best member) from the Hugging Face hub. The folder is made only after every file was checked."""
+    """Fetch an elite (the best member) from the Hugging Face hub. The folder is made only after every file was
+    checked."""
     from evopipe import hub
     from evopipe.stages.tell import warn
 

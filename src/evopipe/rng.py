@@ -178,7 +178,8 @@ class Stream:
         return uniform(self.keys, self.purpose, self.step, n).squeeze(1)
 
     def normal(self, n: int) -> torch.Tensor:
-        """Return standard normal float32 numbers, n for each of the P members, `[P, n]`, at most 8.6 in absolute value."""
+        """Return standard normal float32 numbers, n for each of the P members, `[P, n]`, at most 8.6 in absolute
+        value."""
         return normal(self.keys, self.purpose, self.step, n).squeeze(1)
 
     def normal_window(self, steps: int, n: int) -> torch.Tensor:

@@ -539,7 +539,8 @@ class Replay:
         return found
 
     def memory_of(self, slots: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Return the index of the buffer of each of the P members `slots`, `[P]` int64, from 0 to M − 1 for M buffers."""
+        """Return the index of the buffer of each of the P members `slots`, `[P]` int64, from 0 to M − 1 for M
+        buffers."""
         return np.zeros(len(slots), np.int64) if self.memories == 1 else np.asarray(slots) // self.each
 
     def draw(self, first: Tensor, size: Tensor, u: Tensor) -> Tensor:
