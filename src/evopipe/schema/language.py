@@ -282,7 +282,7 @@ class TextRuntime(Schema):
     """Settings of where and how a run computes: device, threads, processes, checkpoints."""
 
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="device of the models: `auto`, CUDA if there is a GPU, else the CPU"
+        "auto", description="device of the models: `cpu`, `cuda`, or `auto` (CUDA if there is a GPU, else the CPU)"
     )
     threads: int = Field(
         1,
