@@ -224,7 +224,8 @@ class Endpoint:
 
     @contextlib.contextmanager
     def session(self, name: str, model: Model) -> Iterator[tuple[AgentSession, Connection]]:
-        """Open the session of one episode; yield it with the connection that the agent uses.
+        """Open the session of one episode, whose completions `model` writes; yield the session with the connection that
+        the agent uses.
 
         At the end of the `with` block the session is closed, and requests that are still open are cancelled. Another
         session of the same `name` in the same round gets other random draws.

@@ -124,7 +124,8 @@ def _pieces(row: TokenRow, base: Base, values: TokenValues | None = None) -> lis
 
 
 def token_texts(base: Base, ids: Sequence[int]) -> list[str]:
-    """Return the text of each token, such that the texts add up to the text of all tokens.
+    """Return the text of each token in `ids`, such that the texts add up to the text of all tokens. `base` has the
+    tokenizer.
 
     If several tokens make up one character, the last of them has the whole character, and the others an empty text.
     """

@@ -75,8 +75,9 @@ def draw_curves(rows: Sequence[Row], path: Path | BinaryIO) -> None:
     """Draw learning curves of the configurations: the fitness of the elite (the best member) over environment steps,
     and over seconds.
 
-    Environment steps include those of evaluation. A curve is the mean over a configuration's runs, with a 95 %
-    bootstrap band if there are several runs. It spans only the range that all runs of the configuration cover.
+    Environment steps include those of evaluation. `rows` are the configurations with their runs, and `path` is the file
+    to write. A curve is the mean over a configuration's runs, with a 95 % bootstrap band if there are several runs. It
+    spans only the range that all runs of the configuration cover.
 
     Raises:
         UsageError: matplotlib does not write this format.
@@ -114,7 +115,8 @@ def draw_curves(rows: Sequence[Row], path: Path | BinaryIO) -> None:
 
 
 def draw_parallel(rows: Sequence[Row], path: Path | BinaryIO) -> None:
-    """Draw parallel coordinates: one line for each run, through its values of the parameters that differ, to its score.
+    """Draw parallel coordinates: one line for each run of the configurations `rows`, through its values of the
+    parameters that differ, to its score. `path` is the file to write.
 
     Raises:
         UsageError: the runs differ in no parameter but the seed, or matplotlib does not write this format.

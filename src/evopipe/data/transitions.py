@@ -79,7 +79,8 @@ def pack(episodes: Sequence[RecordedEpisode], relative: Callable[[Array], Array]
 
 
 def write_transitions(path: Path, transitions: Transitions, stats: Mapping[str, Any]) -> None:
-    """Write transitions and their statistics to one HDF5 file, atomically, with a SHA-256 checksum in its first bytes.
+    """Write transitions and their statistics `stats` (JSON data) to one HDF5 file, atomically, with a SHA-256 checksum
+    in its first bytes.
 
     Equal content gives equal bytes. Observations are stored as bytes if they consist of byte-valued images only.
 

@@ -70,7 +70,7 @@ class OneRow(gymnasium.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin the episode of this seed, which is the same episode as in a `TensorPool`; return its observation and an
-        empty info."""
+        empty info. `options` has no effect."""
         super().reset(seed=seed)
         chosen = int(self.np_random.integers(2**31)) if seed is None else seed
         draw = Stream(torch.tensor([chosen]), Purpose.EPISODE, torch.zeros(1, dtype=torch.int64))
@@ -123,7 +123,7 @@ class RowInC(gymnasium.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin the episode of this seed, which is the same episode as in a `CompiledPool`; return its observation and
-        an empty info."""
+        an empty info. `options` has no effect."""
         super().reset(seed=seed)
         chosen = int(self.np_random.integers(2**31)) if seed is None else seed
         self._states.reset(torch.zeros(1, dtype=torch.int64), torch.tensor([chosen]))

@@ -345,7 +345,7 @@ class ActionSpace:
 
     def sample(self, legal: npt.NDArray[np.bool_], rng: np.random.Generator) -> Any:
         """Draw one action in the algorithm's encoding, uniformly among those of the A actions for which `legal` `[A]`
-        is True."""
+        is True. `rng` is the NumPy generator."""
         if self.continuous:
             return rng.uniform(-1.0, 1.0, self.size).astype(np.float32)
         if self.kind == "multibinary":

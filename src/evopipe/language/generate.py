@@ -199,7 +199,8 @@ def _stopped(base: Base, ids: Tensor, place_of: Tensor, alive: Tensor, group: in
 
 
 def texts(base: Base, written: Written, stop: Stops = ()) -> list[list[str]]:
-    """Return the completions of every member as texts, each cut before the stop text that ended it.
+    """Return the completions `written` of every member as texts, each cut before the stop text that ended it. `base`
+    has the tokenizer.
 
     `stop` has for each of the P · B prompts the texts that end its completions, as `generate` took it; empty for none.
     """

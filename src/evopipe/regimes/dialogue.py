@@ -303,7 +303,8 @@ class Dialogue:
         self._probe.note(cohort, of_round(text.reward, group, every))
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """Score members on the prompts of the validation split that the seeds select; see `Regime.evaluate`."""
+        """Score the members of `cohorts` by their completions of prompts of the validation split, which `seeds` select.
+        `stopped` is a function that returns whether to stop."""
         rows = self.completer.corpus.splits["validation"]
         return self.completer.evaluate(cohorts, rows[held_out(seeds, len(rows))], stopped)
 
@@ -392,7 +393,8 @@ def of_round(reward: Tensor, group: int, every: Mapping[str, Tensor]) -> dict[st
 
 
 def scored_anew(spec: TextSpec, cohort: Cohort, text: Text) -> Text:
-    """Return a text with the log-probabilities of its tokens under the members' present weights.
+    """Return a text with the log-probabilities of its tokens under the present weights of the members in `cohort`.
+    `spec` is the run's configuration.
 
     The text's own log-probabilities differ from these if older weights or another program generated it.
     """

@@ -150,7 +150,7 @@ def probe(
         cohort: the members.
         batch: the minibatch.
         draw: the stream of random numbers.
-        hyper: the hyper-parameters, `[P]` by name.
+        hyper: the hyper-parameters by name, `[P]` each.
         offline: whether members learn from a dataset alone.
     """
     algo, cfg, state = spec.algo, spec.algo_config, cohort.copied_state()

@@ -29,7 +29,7 @@ def of_batch(spec: Any, state: Any, hyper: Hyper, batch: Any, draw: Stream, offl
     Args:
         spec: the run's configuration.
         state: the algorithm's state.
-        hyper: the members' hyper-parameters, `[P]` by name.
+        hyper: the members' hyper-parameters by name, `[P]` each.
         batch: the minibatch.
         draw: the stream for draws of actions.
         offline: whether members learn from a dataset alone.

@@ -24,7 +24,8 @@ def about_spec(spec: Spec) -> dict[str, Any]:
 def read_members(folder: Path, out: Path, spec: Spec) -> tuple[list[Member], dict[str, Any]]:
     """Read the members that an earlier stage stored, and the metadata stored with the members.
 
-    `folder` is the project's folder, and `out` the path in it to which the stage wrote.
+    `folder` is the project's folder, `out` the path in it to which the stage wrote, and `spec` the configuration of the
+    run that reads them.
 
     Raises:
         MissingInputError: there is nothing at this path.

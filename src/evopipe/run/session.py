@@ -35,7 +35,7 @@ _ENDINGS = {"target": "target reached", "max_steps": "all steps taken"}
 
 
 def begin(problem: Problem[JobT], members: Sequence[Member], births: Sequence[Mutation] | None = None) -> Run[JobT]:
-    """Return a run that has not trained yet, with the given initial members.
+    """Return a run on the problem `problem` that has not trained yet, with the given initial members.
 
     `births` has the mutation that made each member; None if there were none.
 

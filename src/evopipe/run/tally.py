@@ -71,7 +71,7 @@ class Tally:
         """Add to `sums` the episodes that ended since the last call, and to `running` the rewards of the others.
 
         `good` `[R]` bool is True in each of the R environments whose episode ended and counts; None counts all that
-        ended. It may be given only if exactly one step was added since the last call.
+        ended. `good` may be given only if exactly one step was added since the last call.
         """
         if self._whole:
             slots, returns, lengths, *own = (np.concatenate(each) for each in zip(*self._whole, strict=True))
@@ -116,7 +116,7 @@ class Tally:
         self.sums[:, list(slots)] = 0.0
 
     def renew(self, rows: np.ndarray) -> None:
-        """Discard the unfinished episodes of the environments with these indices."""
+        """Discard the unfinished episodes of the environments with the indices `rows`."""
         self.settle()
         self.running[:, upload(torch.from_numpy(rows), self.running.device)] = 0.0
 

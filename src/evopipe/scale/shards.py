@@ -305,7 +305,8 @@ class Shards:
             held.losses.copy_(losses[[places[slot] for slot in held.slots]])
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """Score all members on the same seeds `[n]`. Every shard evaluates its own members.
+        """Score all members of `cohorts` on the same n seeds `[n]`; every shard evaluates its own members. `stopped` is
+        a function that returns whether to stop.
 
         If there is only one member to score, its episodes are divided among all shards.
 

@@ -160,7 +160,8 @@ class TextFetch(Schema):
         split: str = Field("train", min_length=1, description="name of the dataset's split that is read")
         columns: dict[str, str] = Field(
             default_factory=dict,
-            description="names of columns that differ from evopipe's: {field of a row: column of the dataset}",
+            description="columns whose names are not those of the fields of a row (`prompt`, `answer` …), as {field: "
+            "column}",
         )
 
     source: Literal["generate", "jsonl", "datasets"] = Field(

@@ -109,8 +109,9 @@ class TeamVectEnv:
         """Begin an episode in each of the n environments; return observations `[n, …]` and infos, each a dictionary by
         agent.
 
-        `seed` is one seed per environment, or the first of consecutive seeds. If it is None, the first call uses the
-        vector's own seed, and later calls continue the environments' random draws.
+        `options` are passed to each environment's `reset`. `seed` is one seed per environment, or the first of
+        consecutive seeds. If it is None, the first call uses the vector's own seed, and later calls continue the
+        environments' random draws.
         """
         seeds: Sequence[int | None]
         if seed is None:

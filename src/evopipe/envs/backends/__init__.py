@@ -52,7 +52,8 @@ class RowStepper(Protocol):
         """
 
     def receive(self, rows: Ints, actions: Actions) -> RowStep:
-        """Finish the step that `send` started with the same arguments, and return its results.
+        """Finish the step of the environments `rows` that `send` started with the same arguments, and return its
+        results.
 
         Raises:
             Fault: an environment failed.

@@ -42,8 +42,8 @@ class Arithmetic(Schema):
         return "".join(dict.fromkeys("0123456789-" + "".join(self.operations) + self._ask("")))
 
     def rows(self, rng: np.random.Generator, n: int) -> list[dict[str, Any]]:
-        """Make `n` rows of random expressions, without duplicates if there are enough different ones. The `rejected`
-        answer of a row differs from the right one by 1 to 9."""
+        """Make `n` rows of random expressions, drawn by the NumPy generator `rng`, without duplicates if there are
+        enough different ones. The `rejected` answer of a row differs from the right one by 1 to 9."""
         rows: list[dict[str, Any]] = []
         seen: set[str] = set()
         for _ in range(n):

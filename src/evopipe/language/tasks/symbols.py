@@ -57,8 +57,9 @@ class Symbols(Schema):
         return self.alphabet + "="
 
     def rows(self, rng: np.random.Generator, n: int) -> list[dict[str, Any]]:
-        """Make `n` rows of random prompts, without duplicates if there are enough different ones. The pair
-        `chosen` and `rejected` is missing in a row if every result that `worse` allows equals the right answer."""
+        """Make `n` rows of random prompts, drawn by the NumPy generator `rng`, without duplicates if there are enough
+        different ones. The pair `chosen` and `rejected` is missing in a row if every result that `worse` allows equals
+        the right answer."""
         rows: list[dict[str, Any]] = []
         seen: set[str] = set()
         for _ in range(n):

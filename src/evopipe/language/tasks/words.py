@@ -46,7 +46,7 @@ class Vocabulary:
         return np.concatenate([code(text[i : i + rows, None], text) for i in range(0, len(self), rows)])
 
     def place(self, guess: str) -> int:
-        """Return the index of a word in the vocabulary; −1 if the vocabulary does not have it."""
+        """Return the index of the word `guess` in the vocabulary; −1 if the vocabulary does not have this word."""
         return self.places.get(guess, -1)
 
     def colours(self, code: int) -> str:
