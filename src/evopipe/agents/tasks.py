@@ -1,4 +1,5 @@
-"""Users' coroutines: the tasks that one begins and does not wait for end with it."""
+"""Users' coroutines: asyncio tasks that a coroutine starts and does not wait for are cancelled when the coroutine
+ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Policies as Stable-Baselines3's models predict: for its `evaluate_policy`, and for scripts that call `predict`."""
+"""Policies with the interface of Stable-Baselines3's models, for its `evaluate_policy` and for scripts that call
+`predict`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The replay buffer, in packed rows.
+"""Replay buffers of packed transitions: each transition is one row of float32 numbers.
 
 A transition is one float32 row: observation, next observation, action, reward, terminated. If it spans several steps,
 it has the reward of each, and their number. If the environment masks actions, the legal next actions follow, and the

@@ -1,4 +1,4 @@
-"""Rollouts: the steps of a cohort's members since their last update.
+"""Rollouts: the environment steps that members of a cohort (one batch of members) took since their last update.
 
 One float32 row a step: observation, action, its log-probability, the value, whether an episode begins, advantage, value
 target, whether the step may be learned from, and the legal actions if the environment masks any.

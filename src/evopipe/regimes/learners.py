@@ -1,4 +1,4 @@
-"""Learner processes: each updates some rows of the cohorts, in shared memory.
+"""Learner processes: each makes the updates of some members, in shared memory.
 
 For a generation, the trainer forks learners (`evopipe.parallel`). At each tick it tells them what is due, computes its
 own share, and waits. A row is computed by the same operators on the same numbers in any process, so no result depends

@@ -1,4 +1,5 @@
-"""Signals of members: how each generation's learning went, for people alone. Nothing of a run depends on them."""
+"""Training signals of members, such as losses and gradient norms. They are shown to users; no result depends on
+them."""
 
 from __future__ import annotations
 

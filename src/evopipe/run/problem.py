@@ -1,4 +1,4 @@
-"""What a run works on, as a value."""
+"""The problem that a run works on: an environment, a team, a corpus of text or users' agents."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def _nowhere(members: int, rows: int) -> Scoring:
 
 @dataclass(frozen=True)
 class Problem(Generic[JobT]):
-    """What a run works on: an environment, a team, a corpus of text or users' agents; and how the run's parts are made.
+    """The problem that a run works on (an environment, a team, a corpus of text or users' agents), with the functions
+    that make the run's parts.
 
     Code that differs between these four kinds of problems is in the functions `live`, `held_out`, `described` and
     `inputs`.

@@ -1,4 +1,4 @@
-"""Sessions: the one place that makes a run, and holds its locks, checkpoints, signals, trackers and outs."""
+"""Sessions: the one place that makes a run, and holds its locks, checkpoints, signals, trackers and output files."""
 
 from __future__ import annotations
 

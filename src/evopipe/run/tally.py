@@ -1,4 +1,4 @@
-"""Returns and lengths of the episodes that members end while they train, for people alone."""
+"""Returns and lengths of training episodes. They are shown to users; no result depends on them."""
 
 from __future__ import annotations
 

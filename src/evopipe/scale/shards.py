@@ -1,4 +1,4 @@
-"""The regime of a population in shards. Each shard runs the regime for some slots, in its own process, maybe elsewhere.
+"""The regime (training loop) of a population in shards. Each shard trains some members, in a process of its own.
 
 In a generation, members are sent out, every shard acts and learns, fitness and members return, and the run evolves
 them. Nothing else is exchanged. A shard whose members all wait is told so, and takes no step. A member's random draws

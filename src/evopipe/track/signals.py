@@ -1,4 +1,4 @@
-"""The file of training signals, `reports/signals.csv`, is read here."""
+"""Reads the file of training signals, `reports/signals.csv`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks of a script's own in the place of evopipe's: `actor_network` and `critic_network`."""
+"""A script's own networks instead of evopipe's: the arguments `actor_network` and `critic_network`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The replay buffer of teams, by AgileRL's name; of `train_multi_agent_off_policy` only its size counts."""
+"""The replay buffer of teams, by AgileRL's name; `train_multi_agent_off_policy` uses only its capacity."""
 
 from __future__ import annotations
 
