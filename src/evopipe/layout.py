@@ -59,7 +59,8 @@ class Stage(NamedTuple):
         help: the stage's purpose, in a few words.
         env: the stage's inputs and outputs, for members that act in environments.
         text: the stage's inputs and outputs, for members that are language models.
-        code: parts of the package that the stage computes with, beside its module and `CODE`, the parts of all stages.
+        code: parts of the package that the stage computes with, in addition to its module and to `CODE`, the parts that
+            all stages use.
         dataset: whether the stage makes the dataset. Runs that learn only from their own steps skip the stage.
         light: whether the stage can run without torch; its command then imports torch only when needed.
     """

@@ -71,8 +71,8 @@ class TextEvaluation:
             self.members.append(replace(trained[-1], tensors=plain))
 
     def told(self, played: Episodes, seeds: np.ndarray, stopped: Callable[[], bool]) -> Told:
-        """Return the report of an evaluation; sample completions or games of the elite (the best member) are generated
-        for it anew.
+        """Return the report of an evaluation. For the report, the elite (the best member) generates some completions or
+        games once more.
 
         Args:
             played: the scores of all members on held-out rows or in games.

@@ -71,10 +71,10 @@ class OnPolicy:
 
     Args:
         setup: the configuration, clock, random keys, dataset and helper processes of the run, see `Setup`.
-        collect_rollouts: a user's function (regime, ticks) that collects a rollout of so many ticks. For each tick the
-            function calls `regime.choose()` for actions, steps `regime.pool` with these, and calls `regime.record` with
-            the results, in which it may change rewards and ends of episodes. None if the regime collects rollouts
-            itself.
+        collect_rollouts: a user's function (regime, ticks) that collects a rollout of `ticks` ticks (steps of all
+            environments). For each tick the function calls `regime.choose()` for actions, steps `regime.pool` with
+            these, and calls `regime.record` with the results, in which it may change rewards and ends of episodes. None
+            if the regime collects rollouts itself.
 
     Raises:
         ParamsError: the run is to start with transitions of a dataset, which on-policy algorithms cannot use.

@@ -161,7 +161,7 @@ def batch_of(breed: Breed, experiences: Any, gamma: Tensor) -> Batch:
         gamma: the agent's discount, `[1]`.
 
     Raises:
-        UsageError: `experiences` is neither such a result nor such arrays.
+        UsageError: `experiences` has neither of these two forms.
     """
     if breed.team is not None:
         return _batch_of_team(breed, breed.team, experiences, gamma)
