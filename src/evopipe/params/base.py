@@ -29,7 +29,7 @@ class RunParams(Schema):
     PROBLEM: ClassVar[str]  # one of `algos.PROBLEMS`
     ELSEWHERE: ClassVar[str]  # what to say of an algorithm of another one
 
-    seed: int = Field(1, ge=0, le=2**31 - 1, description="seed of everything random")
+    seed: int = Field(1, ge=0, le=2**31 - 1, description="seed of all random numbers")
 
     @field_validator("search", check_fields=False)
     @classmethod

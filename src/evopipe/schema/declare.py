@@ -86,10 +86,10 @@ class Evolve(Schema):
     """Settings for the mutation of one hyper-parameter: it is multiplied by `grow` or `shrink`, then clipped to `[min,
     max]`."""
 
-    min: float = Field(description="smallest value a mutation may reach")
-    max: float = Field(description="largest value a mutation may reach")
-    grow: float = Field(1.2, gt=1.0, description="factor of a growing mutation")
-    shrink: float = Field(0.8, gt=0.0, lt=1.0, description="factor of a shrinking mutation")
+    min: float = Field(description="smallest value that a mutation may give the hyper-parameter")
+    max: float = Field(description="largest value that a mutation may give the hyper-parameter")
+    grow: float = Field(1.2, gt=1.0, description="factor of a mutation that increases the hyper-parameter")
+    shrink: float = Field(0.8, gt=0.0, lt=1.0, description="factor of a mutation that decreases the hyper-parameter")
 
     @model_validator(mode="after")
     def _ordered(self) -> Evolve:

@@ -26,15 +26,19 @@ RENEWS, PAUSES, DRAWS = True, True, True
 class Config(Schema):
     """Settings of the strategy `halving`, asynchronous successive halving (ASHA; Li et al., 2020)."""
 
-    eta: int = Field(3, ge=2, le=100, description="η: one in so many trials of a rung goes on to the next")
+    eta: int = Field(
+        3, ge=2, le=100, description="η: the best 1/η of a rung's trials go on to the next rung, at η times the steps"
+    )
     rung: int | None = Field(
         None,
         ge=1,
         le=10**12,
-        description="environment steps of the first rung; null: `train.max_steps` / η^k, k as large as leaves a "
-        "`train.evo_steps`",
+        description="environment steps at which trials are compared first; null: `train.max_steps` / η^k, with the "
+        "largest k that leaves a `train.evo_steps`",
     )
-    width: int = Field(1, ge=1, le=4096, description="members that live at once, at most `population.size`")
+    width: int = Field(
+        1, ge=1, le=4096, description="members that train at a time, at most `population.size`; others wait"
+    )
 
 
 def problems(config: Config, about: About) -> Iterator[Problem]:

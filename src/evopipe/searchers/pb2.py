@@ -43,7 +43,7 @@ class Config(Truncation):
     """Settings of the strategy `pb2`, population-based bandits (Parker-Holder et al., 2020)."""
 
     window: int = Field(
-        200, ge=2, le=10**4, description="changes of scores that the Gaussian process is fitted to, the latest"
+        200, ge=2, le=10**4, description="number of the latest changes in score to which the Gaussian process is fitted"
     )
 
 

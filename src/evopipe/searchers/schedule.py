@@ -23,17 +23,19 @@ RENEWS = PAUSES = DRAWS = False
 class ScheduledValues(Schema):
     """Values of hyper-parameters that apply from a step of training on."""
 
-    steps: int = Field(ge=1, le=10**12, description="environment steps of a member's life")
-    values: dict[str, int | float] = Field(description="hyper-parameters by name")
+    steps: int = Field(ge=1, le=10**12, description="environment steps of a member after which the values apply")
+    values: dict[str, int | float] = Field(description="new values of hyper-parameters, by name")
 
 
 class Config(Schema):
     """Settings of the strategy `schedule`: changes of hyper-parameters at known steps. All other values stay as
     configured."""
 
-    changes: tuple[ScheduledValues, ...] = Field((), strict=False, description="in the order of their steps")
+    changes: tuple[ScheduledValues, ...] = Field(
+        (), strict=False, description="changes of hyper-parameters, in the order of their steps"
+    )
     steps: int | None = Field(
-        None, ge=1, le=10**12, description="environment steps after which a life ends; null: `train.max_steps`"
+        None, ge=1, le=10**12, description="environment steps that a member trains in all; null: `train.max_steps`"
     )
 
 
