@@ -34,7 +34,7 @@ OFFLINE_ONLY = True
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of behaviour cloning."""
+    """Hyper-parameters of behaviour cloning, which imitates the actions of a dataset."""
 
     lr: _hyper.Rate = 1e-3
     batch_size: _hyper.BatchSize = 128

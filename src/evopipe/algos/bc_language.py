@@ -28,7 +28,7 @@ POLICY = "policy"
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of behaviour cloning of games."""
+    """Hyper-parameters of behaviour cloning of games, for language models."""
 
     lr: _hyper.Rate = 2e-3
     batch_size: _games.GamesAnUpdate = 128

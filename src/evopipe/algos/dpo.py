@@ -37,18 +37,18 @@ PAIRS = True
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of DPO."""
+    """Hyper-parameters of direct preference optimisation (DPO; Rafailov et al., 2023)."""
 
     lr: _hyper.Rate = 1e-3
     batch_size: _language.PairsAnUpdate = 32
     grad_clip: _hyper.GradientClip = 1.0
-    loss: Literal["dpo", "simpo", "orpo"] = hyper("dpo", doc="what is learned from a pair; only `dpo` needs the base")
-    beta: float = hyper(0.1, doc="β, how much a difference from the base counts; of `orpo`, the weight of its first "
-        "term", raising="stays nearer to it", evolvable=True, gt=0)  # fmt: skip
-    margin: float = hyper(0.5, doc="γ, by how much the chosen completion is to win in `simpo`",
-        raising="moves them further apart", evolvable=True, ge=0)  # fmt: skip
-    nll_alpha: float = hyper(1.0, doc="α, weight of the chosen completion's own probability",
-        raising="imitates it more", evolvable=True, ge=0)  # fmt: skip
+    loss: Literal["dpo", "simpo", "orpo"] = hyper("dpo", doc="loss of a pair; only `dpo` compares with the base")
+    beta: float = hyper(0.1, doc="β, scale of the log-probability differences; for `orpo`, weight of the odds ratio",
+        raising="stays nearer to the base", evolvable=True, gt=0)  # fmt: skip
+    margin: float = hyper(0.5, doc="γ, margin of the chosen over the rejected completion in `simpo`",
+        raising="moves the two further apart", evolvable=True, ge=0)  # fmt: skip
+    nll_alpha: float = hyper(1.0, doc="α, weight of the chosen completion's own log-probability",
+        raising="imitates the chosen more", evolvable=True, ge=0)  # fmt: skip
     evolve: _hyper.Evolving = _hyper.ranges(lr=(1e-5, 1e-2), beta=(0.01, 1.0))
 
 

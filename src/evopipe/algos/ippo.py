@@ -33,7 +33,7 @@ TEAM = True
 
 
 class Config(_team_ppo.Config):
-    """Hyper-parameters of IPPO."""
+    """Hyper-parameters of IPPO, independent PPO for teams (de Witt et al., 2020)."""
 
 
 State = _team_ppo.State

@@ -35,13 +35,14 @@ LABELS = True
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of KTO."""
+    """Hyper-parameters of Kahneman-Tversky optimisation (KTO; Ethayarajh et al., 2024)."""
 
     lr: _hyper.Rate = 1e-3
     batch_size: _language.RowsOfText = 32
     grad_clip: _hyper.GradientClip = 1.0
-    loss: Literal["kto", "apo_zero"] = hyper("kto", doc="whether r is compared with the reference point or with 0")
-    beta: float = hyper(0.1, doc="β, how much a difference from the base counts", raising="stays nearer to it",
+    loss: Literal["kto", "apo_zero"] = hyper("kto",
+        doc="loss, which compares log π/π_ref with the reference point z₀ (`kto`) or with 0 (`apo_zero`)")  # fmt: skip
+    beta: float = hyper(0.1, doc="β, scale of the difference from the base", raising="stays nearer to the base",
         evolvable=True, gt=0)  # fmt: skip
     desirable: float = hyper(1.0, doc="λ_D, weight of desirable completions", raising="they rise faster",
         evolvable=True, ge=0)  # fmt: skip

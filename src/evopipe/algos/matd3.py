@@ -40,7 +40,7 @@ TEAM = True
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of MATD3."""
+    """Hyper-parameters of MATD3, TD3 for teams with centralised critics (Ackermann et al., 2019)."""
 
     lr_actor: _actor_critic.ActorRate = 1e-3
     lr_critic: _actor_critic.CriticRate = 3e-3

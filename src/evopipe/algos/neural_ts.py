@@ -25,7 +25,7 @@ ACTIONS = ("discrete",)
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of neural Thompson sampling."""
+    """Hyper-parameters of neural Thompson sampling, a contextual bandit (Zhang et al., 2021)."""
 
     lr: _hyper.Rate = 1e-3
     batch_size: _hyper.BatchSize = 64

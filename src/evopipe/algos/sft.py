@@ -19,7 +19,7 @@ POLICY = "policy"
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of supervised fine-tuning."""
+    """Hyper-parameters of supervised fine-tuning of language models."""
 
     lr: _hyper.Rate = 1e-3
     batch_size: _language.RowsOfText = 32
