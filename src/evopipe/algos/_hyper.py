@@ -1,4 +1,4 @@
-"""What the hyper-parameters mean that several algorithms have.
+"""Declarations of the hyper-parameters that several algorithms have.
 
 An algorithm's `Config` gives each its name and its default. What only one algorithm has, or means in a way of its own,
 is declared in that algorithm's file.

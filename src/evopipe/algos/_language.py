@@ -113,7 +113,7 @@ def init_with_head(cfg: Any, nets: Nets) -> StateWithHead:
 
 
 def asks(cfg: Any) -> frozenset[str]:
-    """Return the names of what must be computed of completions before their advantages are estimated.
+    """Return the names of the quantities that must be computed before the advantages of completions are estimated.
 
     The only name is `reference`, the log-probabilities of the tokens under the base model. The name is returned if the
     weight β of the divergence from the base model is above 0, or mutation may raise it above 0.
@@ -283,8 +283,8 @@ def always(*names: str) -> Callable[[Any], frozenset[str]]:
     """Return a function `asks`, which takes an algorithm's configuration and returns the set `names`, whatever the
     configuration is.
 
-    An algorithm's `asks` names what must be computed of rows of text before the algorithm reads them, such as
-    `reference`, the log-probabilities under the base model.
+    An algorithm's `asks` names the quantities that must be computed for rows of text before the algorithm reads them,
+    such as `reference`, the log-probabilities under the base model.
     """
     return lambda cfg: frozenset(names)
 

@@ -1,4 +1,4 @@
-"""What both neural bandits have in common: one network f(x; θ) → reward over arms' inputs, and how sure it is of them.
+"""What both neural bandits have in common: one network f(x; θ) → reward of an arm, and its uncertainty.
 
 An update adds to S, which the algorithms' files define, as many arms as were chosen since the last update, each the
 mean of some rows of its batch.

@@ -28,7 +28,10 @@ MASKED_LOSS = True
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of conservative Q-learning for discrete actions (Kumar et al., 2020)."""
+    """Hyper-parameters of conservative Q-learning for discrete actions (Kumar et al., 2020).
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr: _hyper.Rate = 5e-4
     batch_size: _hyper.BatchSize = 128

@@ -1,5 +1,4 @@
-"""Direct preference optimisation: the language model learns to prefer, of two completions, the one that people
-preferred.
+"""Direct preference optimisation: a language model learns to prefer one completion to another, as people do.
 
 Rafailov et al., "Direct preference optimization: your language model is secretly a reward model", 2023.
 
@@ -37,7 +36,10 @@ PAIRS = True
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of direct preference optimisation (DPO; Rafailov et al., 2023)."""
+    """Hyper-parameters of direct preference optimisation (DPO; Rafailov et al., 2023).
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr: _hyper.Rate = 1e-3
     batch_size: _language.PairsAnUpdate = 32
@@ -57,7 +59,7 @@ networks, init = _language.networks, _language.init
 
 
 def asks(cfg: Config) -> frozenset[str]:
-    """Return the names of what must be computed of rows of text before `loss` reads them.
+    """Return the names of the quantities that must be computed for rows of text before `loss` reads them.
 
     For the loss `dpo` that is `reference`, the log-probabilities under the base model; other losses need nothing.
     """

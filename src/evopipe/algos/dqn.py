@@ -28,7 +28,10 @@ COMPILED = True
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of the deep Q-network (DQN; Mnih et al., 2015)."""
+    """Hyper-parameters of the deep Q-network (DQN; Mnih et al., 2015).
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr: _hyper.Rate = 5e-4
     batch_size: _hyper.BatchSize = 128

@@ -40,7 +40,10 @@ POLICY = "policy"
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of group relative policy optimisation (GRPO; Shao et al., 2024)."""
+    """Hyper-parameters of group relative policy optimisation (GRPO; Shao et al., 2024).
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr: _hyper.Rate = 1e-3
     rows: _language.Rows = 64

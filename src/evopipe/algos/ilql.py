@@ -44,7 +44,10 @@ ACTS_WITH = ("critic_target",)
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of implicit language Q-learning (ILQL; Snell et al., 2023)."""
+    """Hyper-parameters of implicit language Q-learning (ILQL; Snell et al., 2023).
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr_policy: Annotated[float, _hyper.rate("Adam for the policy")] = 1e-3
     lr_critic: Annotated[float, _hyper.rate("Adam for the critic")] = 1e-3

@@ -38,7 +38,10 @@ MASKED_LOSS = True
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of implicit Q-learning (Kostrikov et al., 2022)."""
+    """Hyper-parameters of implicit Q-learning (Kostrikov et al., 2022).
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr_actor: _actor_critic.ActorRate = 3e-4
     lr_critic: Annotated[float, _hyper.rate("Adam for Q and V")] = 3e-4

@@ -1,5 +1,6 @@
-"""Kahneman-Tversky optimisation: the language model learns from completions that people called desirable or not, one at
-a time and without pairs.
+"""Kahneman-Tversky optimisation: a language model learns from completions that people called desirable or not.
+
+The completions come one at a time, without pairs.
 
 Ethayarajh et al., "KTO: model alignment as prospect theoretic optimization", 2024.
 
@@ -35,7 +36,10 @@ LABELS = True
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of Kahneman-Tversky optimisation (KTO; Ethayarajh et al., 2024)."""
+    """Hyper-parameters of Kahneman-Tversky optimisation (KTO; Ethayarajh et al., 2024).
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr: _hyper.Rate = 1e-3
     batch_size: _language.RowsOfText = 32

@@ -41,7 +41,10 @@ RECURRENT = True
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of proximal policy optimisation (PPO; Schulman et al., 2017)."""
+    """Hyper-parameters of proximal policy optimisation (PPO; Schulman et al., 2017).
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr: _hyper.Rate = 1e-3
     batch_size: _ppo.BatchSize = 128

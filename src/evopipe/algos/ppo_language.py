@@ -33,7 +33,10 @@ POLICY = "policy"
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of PPO for language models, in which each token is an action (Schulman et al., 2017)."""
+    """Hyper-parameters of PPO for language models, in which each token is an action (Schulman et al., 2017).
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr: Annotated[float, _hyper.rate("Adam for the actor")] = 1e-3
     lr_value: Annotated[float, _hyper.rate("Adam for the value head")] = 1e-3
@@ -76,7 +79,7 @@ networks, init = _language.networks_with_head, _language.init_with_head
 
 
 def asks(cfg: Config) -> frozenset[str]:
-    """Return the names of what must be computed of completions before their advantages are estimated.
+    """Return the names of the quantities that must be computed before the advantages of completions are estimated.
 
     The name `value` stands for the values of the tokens. The name `reference`, for the log-probabilities of the tokens
     under the base model, is returned too if the weight β of the divergence from the base model is above 0, or mutation

@@ -32,7 +32,10 @@ ACTIONS = ("discrete",)
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of quantile-regression DQN (Dabney et al., 2018)."""
+    """Hyper-parameters of quantile-regression DQN (Dabney et al., 2018).
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr: _hyper.Rate = 5e-4
     batch_size: _hyper.BatchSize = 128

@@ -43,7 +43,10 @@ COMPILED = True
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of Rainbow (Hessel et al., 2018), a distributional DQN."""
+    """Hyper-parameters of Rainbow (Hessel et al., 2018), a distributional DQN.
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr: _hyper.Rate = 5e-4
     batch_size: _hyper.BatchSize = 128
@@ -52,7 +55,7 @@ class Config(AlgoConfig):
     tau: _hyper.TargetShare = 1e-2
     grad_clip: _hyper.GradientClip = 10.0
     distributional: bool = hyper(True, doc="whether the distribution of the return is learned (C51), not only its mean")
-    atoms: int = hyper(51, doc="number of returns in the distribution", raising="finer, slower", ge=2, le=1001)
+    atoms: int = hyper(51, doc="number of atoms (returns) of the distribution", raising="finer, slower", ge=2, le=1001)
     v_min: float = hyper(-200.0, doc="return of the lowest atom; lower returns count as it", unit="return",
         raising="atoms closer together; worse returns look alike")  # fmt: skip
     v_max: float = hyper(200.0, doc="return of the highest atom; higher returns count as it", unit="return",

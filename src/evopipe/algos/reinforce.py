@@ -33,7 +33,10 @@ POLICY = "policy"
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of REINFORCE for language models, in which a completion is an action (Williams, 1992)."""
+    """Hyper-parameters of REINFORCE for language models, in which a completion is an action (Williams, 1992).
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr: _hyper.Rate = 1e-3
     rows: _language.Rows = 64

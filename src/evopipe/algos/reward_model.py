@@ -29,7 +29,10 @@ PAIRS = True
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of a reward model, which learns from pairs of completions."""
+    """Hyper-parameters of a reward model, which learns from pairs of completions.
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr: _hyper.Rate = 1e-3
     lr_value: Annotated[float, _hyper.rate("Adam for the head")] = 1e-3

@@ -43,7 +43,10 @@ MASKED_LOSS = True
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of soft actor-critic (SAC; Haarnoja et al., 2018)."""
+    """Hyper-parameters of soft actor-critic (SAC; Haarnoja et al., 2018).
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr_actor: _actor_critic.ActorRate = 3e-4
     lr_critic: _actor_critic.CriticRate = 1e-3

@@ -36,7 +36,10 @@ COMPILED = True
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of TD3 with behaviour cloning (TD3+BC; Fujimoto & Gu, 2021)."""
+    """Hyper-parameters of TD3 with behaviour cloning (TD3+BC; Fujimoto & Gu, 2021).
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr_actor: _actor_critic.ActorRate = 3e-4
     lr_critic: _actor_critic.CriticRate = 3e-4

@@ -42,7 +42,10 @@ CRITICS = tuple(f"critic_{k}" for k in range(1, 11))
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of truncated quantile critics (TQC; Kuznetsov et al., 2020)."""
+    """Hyper-parameters of truncated quantile critics (TQC; Kuznetsov et al., 2020).
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr_actor: _actor_critic.ActorRate = 3e-4
     lr_critic: _actor_critic.CriticRate = 1e-3

@@ -1,4 +1,4 @@
-"""All of `params.yaml` where members live in environments: its blocks and the rules between them."""
+"""The whole `params.yaml` of a run in an environment: its blocks, and the rules between them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Params(RunParams):
     ELSEWHERE: ClassVar[str] = "trains language models: put `language` in the place of `env`, or take "
 
     class Evolution(Schema):
-        """Settings of selection and mutation."""
+        """Settings of evolution: tournament selection, and the mutation of children."""
 
         tournament: TournamentConfig = Field(default_factory=TournamentConfig)
         mutation: MutationConfig = Field(default_factory=MutationConfig)

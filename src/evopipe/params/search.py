@@ -16,8 +16,8 @@ _ELSEWHERE = "tournament"  # its block is `evolution.tournament`
 
 
 class SearchConfig(Schema):
-    """Settings of the search, which decides which members train on, for how long, and which become parents. The
-    settings of one strategy are in a block with the strategy's name."""
+    """Settings of the search, which decides which members train on, for how long, and which become parents.
+    Each strategy's own settings are in a block with the strategy's name."""
 
     model_config = ConfigDict(extra="allow")
 

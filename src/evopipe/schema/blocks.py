@@ -112,8 +112,8 @@ def _tracked(instead: str) -> AfterValidator:
 
 
 class WrapperConfig(Schema):
-    """Settings of one wrapper around each environment. In `params.yaml`, a plain string names a wrapper without
-    arguments."""
+    """Settings of one wrapper around each environment.
+    In `params.yaml`, a plain string names a wrapper without arguments."""
 
     name: str = Field(min_length=1, description="class in `gymnasium.wrappers`, or `module:Wrapper` for your own")
     kwargs: Annotated[
@@ -507,7 +507,7 @@ class TrainConfig(Schema):
 
 
 class TournamentConfig(Schema):
-    """Settings of tournament selection (Miller & Goldberg, 1995)."""
+    """Settings of tournament selection (Miller & Goldberg, 1995), by which a generation's parents are chosen."""
 
     size: int = Field(
         2,
@@ -552,8 +552,8 @@ class MutationConfig(Schema):
     """Settings of the mutation of children after selection."""
 
     class Probabilities(Schema):
-        """Relative weights of the kinds of mutation; they need not sum to 1. Kinds that other packages provide (entry
-        points `evopipe.mutations`) may be added by their names."""
+        """Relative weights of the kinds of mutation; they need not sum to 1.
+        Kinds that other packages provide (entry points `evopipe.mutations`) may be added by their names."""
 
         model_config = ConfigDict(extra="allow")
         __pydantic_extra__: dict[str, _Weight]
@@ -641,7 +641,7 @@ class RuntimeConfig(Schema):
 
 
 class PopulationConfig(Schema):
-    """Settings of the initial population."""
+    """Settings of the initial population, whose members train side by side and evolve."""
 
     size: int = Field(4, ge=1, le=4096, description="number of members")
     start: str | None = Field(

@@ -1,4 +1,4 @@
-"""The block `runtime.shards`, of runs of either kind."""
+"""The block `runtime.shards` of `params.yaml`, for runs in environments and of language models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from evopipe.schema.declare import Schema
 
 
 class ShardsConfig(Schema):
-    """Settings that divide the population among processes, on one machine or several; the settings change no result.
+    """Settings that divide the population among processes (shards), on one machine or several; no result changes.
     The block may be left out; see docs/scale.md."""
 
     engine: Literal["none", "ray", "accelerate"] = Field(

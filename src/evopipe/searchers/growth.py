@@ -1,4 +1,4 @@
-"""Growth on demand: one member lives at a time, and another is begun when those that are there promise too little.
+"""Growth on demand: one member trains at a time, and a new one begins if the present ones promise too little.
 
 A decision is made after every slice. By turns the next slice goes
 
@@ -63,10 +63,10 @@ def problems(config: Config, about: About) -> Iterator[Problem]:
 
 
 class Search:
-    """The strategy `growth`: one member trains at a time, and a new trial begins when no present member promises to
-    reach the target soon.
+    """The strategy `growth`: one member trains at a time, and new trials begin on demand.
 
-    It implements `contract.Searcher`; the rules are in the module's docstring.
+    A new trial begins if no present member promises to reach the target soon. The class implements
+    `contract.Searcher`; the rules are in the module's docstring.
 
     Args:
         config: the strategy's settings.

@@ -1,5 +1,7 @@
-"""Asynchronous successive halving (ASHA; Li et al., 2020): trials are compared at rungs, budgets that grow by a factor
-η, and the best η-th of a rung goes on to the next. Nobody waits for a rung to be full.
+"""Asynchronous successive halving (ASHA; Li et al., 2020): the best trials at each rung train on.
+
+Rungs are numbers of steps that grow by a factor η; the best 1/η of the trials at a rung go on to the next. No trial
+waits for a rung to be full.
 
 Whoever may live next is Algorithm 2 of the paper: from the highest rung down, the best trial that is among the best
 ⌊n / η⌋ of the n that have reached a rung and that was not promoted yet; where there is none, a new trial. A trial that

@@ -1,5 +1,7 @@
-"""MF-PBT, multiple-frequencies population based training (Doulazmi et al., 2025): sub-populations evolve every δ
-generations, each by a δ of its own, so that one that evolves often is quick and one that evolves seldom is not greedy.
+"""Multiple-frequencies population based training (MF-PBT; Doulazmi et al., 2025).
+
+Sub-populations evolve every δ generations, each with a δ of its own: one that evolves often is quick, and one that
+evolves seldom is not greedy.
 
 When a sub-population evolves, its members are ranked and divided into quarters. The last quarter become copies of the
 first, rank by rank, and explore as in `pbt`, without resampling. The third quarter takes in migrants, the best members

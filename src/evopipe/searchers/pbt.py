@@ -1,5 +1,6 @@
-"""Population based training (Jaderberg et al., 2017): all members live; after each generation the worst take over the
-weights and hyper-parameters of the best, and explore from there.
+"""Population based training (PBT; Jaderberg et al., 2017): after each generation, the worst members copy the best.
+
+All members train all the time. A copy takes over weights and hyper-parameters, and explores from there.
 
 *Exploit* is truncation selection: a member of the worst 20 % copies one drawn uniformly from the best 20 %. *Explore*
 resamples each hyper-parameter from the space that the first values were drawn from, or multiplies it by 1.2 or 0.8.
