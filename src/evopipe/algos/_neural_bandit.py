@@ -29,7 +29,7 @@ Contexts = Annotated[Literal["shared", "rows"], hyper(
     "an observation with one part for each arm")]  # fmt: skip
 Exploration = Annotated[float, hyper(doc="weight ν of a prediction's uncertainty", raising="explores more", ge=0,
     le=1e3)]  # fmt: skip
-Ridge = Annotated[float, hyper(doc="λ, initial value of the sums of squared gradients", raising="is surer at the start",
+Ridge = Annotated[float, hyper(doc="λ, initial value of the sums of squared gradients", raising="explores less early",
     gt=0, le=1e9)]  # fmt: skip
 Decay = Annotated[float, hyper(doc="weight of half the squared distance from the initial weights",
     raising="stays nearer to the initial weights", ge=0, le=1e3)]  # fmt: skip

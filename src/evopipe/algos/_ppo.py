@@ -25,8 +25,8 @@ Lambda = Annotated[float, hyper(doc="λ of generalised advantage estimation", ra
     evolvable=True, ge=0, le=1)]  # fmt: skip
 Clip = Annotated[float, hyper(doc="ε; the probability ratio is clipped to 1 ± ε", raising="larger steps of the policy",
     evolvable=True, gt=0)]  # fmt: skip
-ClipValue = Annotated[bool, hyper(doc="whether values are clipped to ± ε around the old values")]
-ValueWeight = Annotated[float, hyper(doc="weight of the value loss", raising="faster values", evolvable=True, ge=0)]
+ClipValue = Annotated[bool, hyper(doc="whether values are clipped to the old values ± ε")]
+ValueWeight = Annotated[float, hyper(doc="weight of value losses", raising="values learn faster", evolvable=True, ge=0)]
 EntropyWeight = Annotated[float, hyper(doc="weight of the entropy term", raising="explores more", evolvable=True, ge=0)]
 GradientClip = Annotated[float, hyper(doc="norm to which gradients are clipped, of all networks together",
     raising="allows larger steps", evolvable=True, gt=0)]  # fmt: skip

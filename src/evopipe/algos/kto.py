@@ -48,9 +48,9 @@ class Config(AlgoConfig):
         doc="loss, which compares log π/π_ref with the reference point z₀ (`kto`) or with 0 (`apo_zero`)")  # fmt: skip
     beta: float = hyper(0.1, doc="β, scale of the difference from the base", raising="stays nearer to the base",
         evolvable=True, gt=0)  # fmt: skip
-    desirable: float = hyper(1.0, doc="λ_D, weight of desirable completions", raising="they rise faster",
+    desirable: float = hyper(1.0, doc="λ_D, weight of desirable completions", raising="these rise faster",
         evolvable=True, ge=0)  # fmt: skip
-    undesirable: float = hyper(1.0, doc="λ_U, weight of undesirable completions", raising="they fall faster",
+    undesirable: float = hyper(1.0, doc="λ_U, weight of undesirable completions", raising="these fall faster",
         evolvable=True, ge=0)  # fmt: skip
     evolve: _hyper.Evolving = _hyper.ranges(lr=(1e-5, 1e-2), beta=(0.01, 1.0))
 

@@ -52,7 +52,7 @@ class Config(AlgoConfig):
         evolvable=True, ge=0, le=1)  # fmt: skip
     clip_low: _language.ClipLow = 0.2
     clip_high: _language.ClipHigh = 0.2
-    clip_value: float = hyper(0.2, doc="ε; values are clipped to ± ε around the old ones", raising="faster values",
+    clip_value: float = hyper(0.2, doc="ε; values are clipped to the old values ± ε", raising="larger steps of values",
         evolvable=True, gt=0)  # fmt: skip
     vf_coef: float = hyper(0.5, doc="weight of the value loss", raising="values learn faster", evolvable=True, ge=0)
     beta: _language.Kl = 0.001

@@ -23,8 +23,8 @@ class RunParams(Schema):
 
     Attributes:
         PROBLEM: the kind of members, which is also the name of a module in `problems`, such as `env`.
-        ELSEWHERE: the middle of the sentence that refuses an algorithm for the other kind of members. The algorithm's
-            name comes before it, and the names of those that can be taken after it.
+        ELSEWHERE: a part of the error message that refuses an algorithm for the other kind of members: the text
+            between the name of that algorithm and the names of those that can be used.
     """
 
     PROBLEM: ClassVar[str]  # one of `algos.PROBLEMS`
