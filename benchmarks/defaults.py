@@ -90,7 +90,14 @@ def read(path: Path = KEPT) -> list[Row]:
 def write(rows: Sequence[Row], path: Path = KEPT) -> None:
     with path.open("w", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
-        table.writerows([Row._fields, *sorted({row[:3]: row for row in rows}.values(), key=lambda row: (list(SEEDS).index(row.pipeline), row[1:3]))])
+        table.writerows(
+            [
+                Row._fields,
+                *sorted(
+                    {row[:3]: row for row in rows}.values(), key=lambda row: (list(SEEDS).index(row.pipeline), row[1:3])
+                ),
+            ]
+        )
 
 
 def lines(rows: Sequence[Row]) -> Iterator[str]:
