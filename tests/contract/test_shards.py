@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -25,9 +26,10 @@ from evopipe.native import build
 from evopipe.params.load import parse_params
 from evopipe.problems import problem_of
 from evopipe.problems.env import begin, regime_of
+from evopipe.regimes.measures import Measures
 from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
-from evopipe.run.evaluate import Stopped
+from evopipe.run.evaluate import Episodes, Stopped
 from evopipe.run.regime import Setup
 from evopipe.run.run import Run
 from evopipe.run.session import Home, Session
@@ -334,6 +336,11 @@ class Overheard(InProcess):
 def test_every_shard_hears_once_of_an_evaluation_that_was_given_up_whenever_it_is_asked_next() -> None:
     run = sharded(problem(), 2, Overheard)
     seeds, engine = run.spec.seeds(Purpose.EVALUATE, 2), run.regime.engine  # type: ignore[attr-defined]
+    forgot: list[int] = []
+    for number, shard in engine._shards.items():
+        shard.regime.evaluate.watch = SimpleNamespace(
+            begin=bool, note=lambda *given: None, forget=lambda number=number: forgot.append(number)
+        )
 
     def stop() -> bool:
         raise Stopped
@@ -341,9 +348,72 @@ def test_every_shard_hears_once_of_an_evaluation_that_was_given_up_whenever_it_i
     with pytest.raises(Stopped):
         run.regime.evaluate(run.cohorts, seeds, stop)
     engine.sent.clear()
+    forgot.clear()
     for slots in ((0, 1), (2, 3), (0, 1, 2, 3)):
         run.regime.evaluate(run.spec.form([run.members[slot] for slot in slots]), seeds, lambda: False)
     assert [(shard, about["torn"]) for shard, about in engine.sent] == [(0, True), (1, True), (0, False), (1, False)]
+    assert forgot == [0, 1], "what was noted of it"
+
+
+def test_what_shards_play_is_put_together_by_slots_or_for_one_member_by_seeds() -> None:
+    """Of shards of three, three and one: each member's own episodes, and steps and cut episodes of them all."""
+    run, asked = sharded(problem(), 3, members=7), []
+    keys = [member.key for member in run.members]
+    assert len({*keys}) == 7
+    run.advance()
+    for number, shard in run.regime.engine._shards.items():  # type: ignore[attr-defined]
+
+        def play(cohorts: Any, seeds: np.ndarray, stopped: object, number: int = number) -> Episodes:
+            members = sorted((m for cohort in cohorts for m in cohort.members), key=lambda member: member.slot)
+            found = np.array([[100.0 * keys.index(member.key) + seed for seed in seeds] for member in members])
+            asked.append((number, len(seeds)))
+            more = {"agents": np.stack((found, -found), axis=2)}
+            return Episodes(found, found.astype(np.int64) + 1, 10**number, more, cut=2 * 10**number)
+
+        shard.regime.evaluate = play
+    seeds, places = np.array([3, 1, 7, 20, 9]), ((0, 1, 2), (3, 4, 5), (6,))
+    for slots in ((0, 1, 2, 3, 4, 5, 6), (1, 3, 5), (0, 2), (5,), (6,)):
+        asked.clear()
+        played = run.regime.evaluate(run.spec.form([run.members[slot] for slot in slots]), seeds, lambda: False)
+        wanted = 100.0 * np.array(slots)[:, None] + seeds
+        np.testing.assert_array_equal(played.returns, wanted)
+        np.testing.assert_array_equal(played.lengths, wanted + 1)
+        np.testing.assert_array_equal(played.more["agents"], np.stack((wanted, -wanted), axis=2))
+        whole = [(number, 5) for number, held in enumerate(places) if {*held} & {*slots}]
+        parts = [(0, 2), (1, 2), (2, 1)] if len(slots) == 1 else whole
+        assert asked == parts
+        assert played.steps == sum(10**number for number, _ in parts)
+        assert played.cut == 2 * played.steps
+
+
+def test_means_of_all_shards_members_come_together() -> None:
+    """Of generations in which one of them trained nobody, too."""
+    p, noted, names = problem(train={"learning_delay": 10**6}), Measures(3, ("loss", "kl")), ("loss", "kl")
+    draws = np.random.default_rng(0)
+
+    def make(about: Mapping[str, Any]) -> tuple[EnvSpec, Any, Clock]:
+        clock = Clock.of(p, len(about["keys"]))
+        regime: Any = regime_of(Setup(p, clock, np.array(about["keys"])))
+        own, told, first = Measures(clock.members, names), regime.state, 3 - about["last"]
+        for generation, slots in enumerate(about["notes"]):
+            values = {name: torch.from_numpy(draws.normal(size=len(slots))) for name in names}
+            own.note(generation, slots, values)
+            noted.note(generation, [slot + first for slot in slots], values)
+        regime.measures, regime.state = own, lambda: {**told(), **own.state()}
+        return p, regime, clock
+
+    first, clock = first_members(p, 3)[0], Clock.of(p, 3)
+    begin = [
+        {"keys": [member.key for member in first[:2]], "last": 3, "notes": [[0, 1], [1], [0]]},
+        {"keys": [first[2].key], "last": 1, "notes": [[0]]},
+    ]
+    run = Run(p, Shards(p, clock, [range(2), range(2, 3)], begin, InProcess(make)), clock, first)
+    run.advance()
+    found = run.regime.measures  # type: ignore[attr-defined]
+    assert found.names == names
+    assert [*found.rows()] == [*noted.rows()]
+    assert [row[:2] for row in found.rows()] == [[1, 0], [1, 1], [1, 2], [2, 1], [3, 0]]
+    assert sharded(p, 2).regime.measures is None  # type: ignore[attr-defined]
 
 
 def test_a_run_in_shards_is_whole_if_each_of_them_is() -> None:
