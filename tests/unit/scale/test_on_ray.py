@@ -236,7 +236,9 @@ def test_a_cluster_is_begun_and_ended_by_who_made_it(
     made = Cluster(cfg)
     assert made.own == (asked != "there")
     begun = {
-        "own": [("local", 3, "x", "127.0.0.1", str(tmp_path)), (sys.executable, "-c", str(os.getpid()), str(tmp_path), True)],
+        "own": [
+            ("local", 3, "x", "127.0.0.1", str(tmp_path)), (sys.executable, "-c", str(os.getpid()), str(tmp_path), True),
+        ],
         "elsewhere": [("auto", 3, "x", 9, None)],
         "there": [],
     }[asked]  # fmt: skip
@@ -246,7 +248,9 @@ def test_a_cluster_is_begun_and_ended_by_who_made_it(
     assert os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] == "1"
     assert ("RAY_AUTH_TOKEN" in os.environ) == (asked != "elsewhere"), "a cluster elsewhere has its own"
     made.close()
-    assert noted[len(begun) :] == {"own": ["shutdown", "killed", "waited"], "elsewhere": ["shutdown"], "there": []}[asked]
+    assert (
+        noted[len(begun) :] == {"own": ["shutdown", "killed", "waited"], "elsewhere": ["shutdown"], "there": []}[asked]
+    )
     assert tmp_path.exists() == (asked != "own")
 
 

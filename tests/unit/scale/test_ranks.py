@@ -158,7 +158,9 @@ def test_a_rank_serves_until_the_driver_ends_or_is_gone(tmp_path: Path) -> None:
             return []
         if rank == 1:
             served = ranks.served(cfg, made)
-            ignored = [signal.getsignal(each) is signal.SIG_IGN for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+            ignored = [
+                signal.getsignal(each) is signal.SIG_IGN for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            ]
             return [served, *ignored, distributed.is_initialized()]
         served, driver = ranks.served(cfg, made), ranks.Ranks(gone, made)
         found: list[Any] = [served, signal.getsignal(signal.SIGTERM) is signal.SIG_IGN]
