@@ -805,6 +805,12 @@ def test_a_shard_that_always_dies_ends_the_run_with_a_sentence() -> None:
     sentence = "shard [01] died 4 times in one generation, at last because it was killed"
     with pytest.raises(ResourceError, match=sentence):
         finish(run)
+    p = problem(train={"evo_steps": 20, "max_steps": 20, "learning_delay": 10**6})
+    again = sharded(p, 2, Deadly, deaths=range(7, 10))
+    finish(again)
+    assert len(again.regime.said) == 3, "as often as that it is made anew"  # type: ignore[attr-defined]
+    with pytest.raises(ResourceError, match="died 4 times"):
+        finish(sharded(p, 2, Deadly, deaths=range(7, 11)))
 
 
 @pytest.mark.parametrize("ticks", [50, *(pytest.param(n, marks=pytest.mark.thorough) for n in (0, 3, 80))])

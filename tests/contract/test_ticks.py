@@ -47,6 +47,16 @@ JOBS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "with-draws": ("dqn", "FrozenLake-v1", {}),
     "small-memory": ("dqn", "CartPole-v1", replay(capacity=3, sharing="own")),
     "unlike-members": ("dqn", "CartPole-v1", {"mutation": populations.UNLIKE}),
+    "one-cohort-prioritised": (
+        "dqn",
+        "CartPole-v1",
+        {
+            "mutation": populations.UNLIKE,
+            "cohorts": "merged",
+            "config": {"evolve": {"batch_size": {"min": 8, "max": 64}}},
+            **replay(**OWN, **SURPRISED),
+        },
+    ),  # fmt: skip
     "one-cohort": ("dqn", "CartPole-v1", {"mutation": populations.UNLIKE, "cohorts": "merged"}),
     "evaluation": ("dqn", "CartPole-v1", replay(**OWN, evaluation=True)),
     "one-environment": ("dqn", "CartPole-v1", {"num_envs": 1}),
@@ -127,6 +137,7 @@ LIKE = {
     "prioritised-shared",
     "small-memory",
     "one-cohort",
+    "unlike-members",
     "evaluation",
     "one-environment",
     "seldom",

@@ -197,8 +197,8 @@ def test_the_fastest_way_is_named_with_its_processes(heard: Heard, monkeypatch: 
     assert [line.split() for line in answer.out.splitlines()] == [
         "env.backend env_workers steps a second of the first".split(), ["sync", "0", "2,000", "1.00"],
         ["sync", "2", "5,000", "2.50"], ["c", "4,000", "2.00"],
-        "fastest here: env.backend: sync with runtime.env_workers: 2; env_workers: auto begins with 10".split()
-        + ["under", "sync"],
+        "fastest here: env.backend: sync with runtime.env_workers: 2; env_workers: auto begins with 10 under sync"
+        .split(),
     ]  # fmt: skip
     answer, noted = heard("env bench E-v1", "evopipe.envs.speed.speeds", [ways[2], ways[0]])
     assert noted == [[("E-v1", {}, (), None), 64, 1.0]]

@@ -237,7 +237,8 @@ def test_a_cluster_is_begun_and_ended_by_who_made_it(
     assert made.own == (asked != "there")
     begun = {
         "own": [
-            ("local", 3, "x", "127.0.0.1", str(tmp_path)), (sys.executable, "-c", str(os.getpid()), str(tmp_path), True),
+            ("local", 3, "x", "127.0.0.1", str(tmp_path)),
+            (sys.executable, "-c", str(os.getpid()), str(tmp_path), True),
         ],
         "elsewhere": [("auto", 3, "x", 9, None)],
         "there": [],
