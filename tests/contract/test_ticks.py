@@ -56,7 +56,7 @@ JOBS: dict[str, tuple[str, str, dict[str, Any]]] = {
             "config": {"evolve": {"batch_size": {"min": 8, "max": 64}}},
             **replay(**OWN, **SURPRISED),
         },
-    ),  # fmt: skip
+    ),
     "one-cohort": ("dqn", "CartPole-v1", {"mutation": populations.UNLIKE, "cohorts": "merged"}),
     "evaluation": ("dqn", "CartPole-v1", replay(**OWN, evaluation=True)),
     "one-environment": ("dqn", "CartPole-v1", {"num_envs": 1}),
