@@ -7,6 +7,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -832,6 +833,25 @@ def test_a_run_in_shards_goes_on_from_what_was_saved(ticks: int, monkeypatch: py
     assert states(second) == states(first) == states(whole)
 
 
+def test_a_run_that_returns_to_what_was_saved_knows_nothing_of_the_future_it_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its shards told more since then, of which only changes would be told next."""
+    monkeypatch.setattr("evopipe.scale.changes._LARGE", 1)
+    p = problem(train={"learning_delay": 10**6, "evo_steps": 20, "max_steps": 60, "eval_steps": 5})
+    whole, run = (sharded(p, 1, members=2) for _ in range(2))
+    close(run)
+    saved = copy.deepcopy(run.state())
+    run.regime._ticks = 2  # type: ignore[attr-defined]
+    run.advance()
+    run.state()
+    run.restore(*saved)
+    for each in (whole, run):
+        finish(each)
+    assert outcome(run) == outcome(whole)
+    assert states(run) == states(whole)
+
+
 def test_a_restored_shard_knows_the_losses_of_members_that_learn_no_more_in_this_generation() -> None:
     p = problem(train={"learning_delay": 0, "evo_steps": 32, "max_steps": 32}, config={"learn_step": 20})
     first, second = sharded(p, 2), sharded(p, 2)
@@ -1025,6 +1045,17 @@ def test_what_would_change_results_is_refused(tmp_path: Path, changes: dict[str,
     with pytest.raises(ParamsError) as refused, divided(problem_of(asked, tmp_path), asked, 4, tmp_path):
         pass
     assert sentence in str(refused.value)
+
+
+def test_members_that_are_scored_need_no_neighbours(tmp_path: Path) -> None:
+    """An elite beside two pairs makes five, for as many as five shards; to train, a pair stays together."""
+    data = params({"population.size": 4, "runtime.cohorts": "exact", "train.replay.sharing": 2})
+    for count, learn in ((5, False), (2, True), (3, True)):
+        data["runtime"]["shards"] = {"count": count}
+        asked = parse_params(data)
+        one = divided(problem_of(asked, tmp_path), asked, 4 + (not learn), tmp_path, learn=learn)
+        with pytest.raises(ParamsError, match="memories") if count == 3 else nullcontext(), one as made:
+            assert made.parts == count
 
 
 def test_a_population_that_cannot_be_divided_among_its_memories_is_refused() -> None:

@@ -6,10 +6,12 @@ import json
 import multiprocessing
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -195,6 +197,31 @@ def test_a_rank_whose_driver_is_gone_says_so(tmp_path: Path) -> None:
             return str(error).partition(" (")[0] + str(distributed.is_initialized())
 
     assert together(tmp_path, 2, work)[1] == "rank 0, which drives the training, is goneFalse"
+
+
+@pytest.mark.parametrize(("unheard", "told"), [({}, [1, 2, 3, 4, 5]), ({1: 1}, [1, 4, 5]), ({1: 1, 2: 1}, [1])])
+def test_who_still_has_an_answer_to_send_is_not_told_of_the_end(
+    unheard: dict[int, int], told: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three shards of two ranks: nothing can be sent to a rank that sends. One that is gone holds up no other."""
+    made, heard = object.__new__(ranks.Ranks), []
+    made.room, made._ranks, made._unheard = 3, 2, Counter(unheard)
+    made._own = SimpleNamespace(close=lambda: heard.append("closed"))  # type: ignore[assignment]
+
+    def send(data: bytes, rank: int) -> None:
+        heard.append(rank)
+        assert data == b""
+        if rank == 4:
+            raise RuntimeError("gone")
+
+    monkeypatch.setattr(ranks, "_send", send)
+    monkeypatch.setattr(distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(distributed, "destroy_process_group", lambda: heard.append("destroyed"))
+    made.close()
+    assert heard == ["closed", *told, "destroyed"]
+    monkeypatch.setattr(distributed, "is_initialized", lambda: False)
+    made.close()
+    assert heard[len(told) + 2 :] == ["closed"]
 
 
 def test_a_rank_that_computes_other_bits_says_so_and_the_first_does_not(tmp_path: Path) -> None:
