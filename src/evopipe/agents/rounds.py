@@ -235,7 +235,6 @@ class Rounds:
     def advance(self, most: int = 1) -> None:
         """Let every member play one round of episodes and learn from it: this is one tick. `most` has no effect. If the
         run is asked to stop, the round is not counted, and is played again when the run continues."""
-        self.whole = False
         self.whole = True  # nothing has changed if an episode fails the run
         try:
             done, stale = self._next()
