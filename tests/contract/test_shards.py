@@ -840,6 +840,7 @@ def test_a_run_that_returns_to_what_was_saved_knows_nothing_of_the_future_it_lef
     monkeypatch.setattr("evopipe.scale.changes._LARGE", 1)
     p = problem(train={"learning_delay": 10**6, "evo_steps": 20, "max_steps": 60, "eval_steps": 5})
     whole, run = (sharded(p, 1, members=2) for _ in range(2))
+    assert all(states(run)), "before the first tick there is one, too"
     close(run)
     saved = copy.deepcopy(run.state())
     run.regime._ticks = 2  # type: ignore[attr-defined]
