@@ -356,9 +356,12 @@ def test_every_shard_hears_once_of_an_evaluation_that_was_given_up_whenever_it_i
     assert forgot == [0, 1], "what was noted of it"
 
 
-def test_what_shards_play_is_put_together_by_slots_or_for_one_member_by_seeds() -> None:
-    """Of shards of three, three and one: each member's own episodes, and steps and cut episodes of them all."""
-    run, asked = sharded(problem(), 3, members=7), []
+@pytest.mark.parametrize("learns", [False, True], ids=["scored", "learned-from"])
+def test_what_shards_play_is_put_together_by_slots_or_for_one_member_by_seeds(learns: bool) -> None:
+    """Of shards of three, three and one: each member's own episodes, and steps and cut episodes of them all. What is
+    learned from is played where its member's memory is."""
+    replay = {"capacity": 100, "sharing": "own", "evaluation": learns}
+    run, asked = sharded(problem(train={"replay": replay}), 3, members=7), []
     keys = [member.key for member in run.members]
     assert len({*keys}) == 7
     run.advance()
@@ -381,7 +384,7 @@ def test_what_shards_play_is_put_together_by_slots_or_for_one_member_by_seeds() 
         np.testing.assert_array_equal(played.lengths, wanted + 1)
         np.testing.assert_array_equal(played.more["agents"], np.stack((wanted, -wanted), axis=2))
         whole = [(number, 5) for number, held in enumerate(places) if {*held} & {*slots}]
-        parts = [(0, 2), (1, 2), (2, 1)] if len(slots) == 1 else whole
+        parts = [(0, 2), (1, 2), (2, 1)] if len(slots) == 1 and not learns else whole
         assert asked == parts
         assert played.steps == sum(10**number for number, _ in parts)
         assert played.cut == 2 * played.steps
