@@ -671,6 +671,18 @@ def test_what_a_shard_says_of_its_task_is_the_run_s() -> None:
             run.close()
 
 
+def test_a_member_that_diverged_in_its_shard_comes_back_so() -> None:
+    run = sharded(problem(train={"learning_delay": 10**6, "evo_steps": 20, "max_steps": 20}), 2)
+    run.advance()
+    shard = run.regime.engine._shards[1]  # type: ignore[attr-defined]
+    (cohort,) = shard._cohorts
+    cohort.healthy[1] = False
+    while not run.clock.generation_over:
+        run.advance()
+    assert [member.healthy for member in run.members] == [True, True, True, False]
+    run.close()
+
+
 def test_losses_come_back_to_their_slots() -> None:
     """Of members that are computed in another order."""
     p = problem(seed=12, mutation=UNLIKE, train={"learning_delay": 0, "evo_steps": 40, "max_steps": 40})
@@ -798,7 +810,14 @@ def test_a_regimes_state_does_not_change_with_what_it_was_taken_of(case: str) ->
 
 @pytest.mark.parametrize(
     ("seconds", "found"),
-    [([10.0, 12.0, 11.0, 35.0], [3]), ([10.0, 12.0, 11.0, 33.0], []), ([0.1, 0.1, 4.0], []), ([1.0, 1.0, 6.0], [2])],
+    [
+        ([10.0, 12.0, 11.0, 35.0], [3]),
+        ([10.0, 12.0, 11.0, 33.0], []),
+        ([0.1, 0.1, 4.0], []),
+        ([1.0, 1.0, 6.0], [2]),
+        ([10.0, 30.0, 10.0], []),
+        ([1.0, 5.0, 1.0], []),
+    ],
 )
 def test_a_shard_that_takes_three_times_as_long_as_others_is_told_of(seconds: list[float], found: list[int]) -> None:
     assert list(slow_shards(seconds)) == found

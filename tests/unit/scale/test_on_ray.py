@@ -75,7 +75,11 @@ def test_an_answer_is_waited_for_and_what_went_wrong_is_said() -> None:
     with pytest.raises(ResourceError, match="Ray has no room for members and states"):
         made.receive(3, 0.1, lambda: False)
     now = on_ray.time.monotonic()
-    made._begun = {1: ("ready", now), 0: ("not ready", now), 2: ("not ready", now - on_ray._PATIENCE - 1.0)}
+    made._begun = {
+        1: ("ready", now),
+        0: ("not ready", now - on_ray._PATIENCE + 60.0),
+        2: ("not ready", now - on_ray._PATIENCE - 1.0),
+    }
     assert made.receive(1, 0.5, lambda: False) == b"answer"
     assert made.receive(0, 0.5, lambda: False) is None
     assert [*made._begun] == [0, 2], "it found its room"
