@@ -85,6 +85,9 @@ def test_an_answer_is_waited_for_and_what_went_wrong_is_said() -> None:
     assert [*made._begun] == [0, 2], "it found its room"
     with pytest.raises(ResourceError, match="found no room for shard 2 in 300 s"):
         made.receive(2, 0.5, lambda: False)
+    made._begun[1] = "gone", now
+    with pytest.raises(Lost, match="its actor died"):
+        made.receive(1, 0.5, lambda: False)
 
 
 class Remote:
@@ -187,6 +190,7 @@ def test_a_cluster_of_this_machine_is_nobody_elses_and_has_a_cpu_for_each_shard(
     assert arguments(count=cpus + 3)["num_cpus"] == cpus + 3
     assert arguments(count=1)["num_cpus"] == cpus
     assert arguments(count=cpus + 3, resources={"cpu": 1.5})["num_cpus"] == -(-3 * (cpus + 3) // 2)
+    assert arguments(count=cpus + 3, resources={"gpu": 1.0})["num_cpus"] == cpus + 3
     assert arguments(ray_init={"num_cpus": 99})["num_cpus"] == 99, "who asks for it has it otherwise"
     there = arguments(address="ray://host:1", count=50, ray_init={"namespace": "mine"})
     assert (there["address"], there["namespace"], "num_cpus" in there) == ("ray://host:1", "mine", False)
@@ -232,8 +236,11 @@ def test_a_cluster_is_begun_and_ended_by_who_made_it(
     assert noted == []
     cfg = ShardsConfig(engine="ray", address=address, ray_init={"namespace": "x", "_hidden": 1, "num_cpus": 3})
     if asked == "fails":
-        with pytest.raises(ResourceError, match="Ray does not start"):
-            Cluster(cfg)
+        monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+        monkeypatch.delenv("RAY_AUTH_TOKEN")
+        with pytest.raises(ResourceError, match=r"^engine: Ray does not start .*; or take local$"):
+            Cluster(cfg, names=Names("engine", instead="take local"))
+        assert "RAY_AUTH_TOKEN" not in os.environ, "who chose a way has it"
         assert noted == [("local", 3, "x", "127.0.0.1", str(tmp_path)), "shutdown"]
         assert not tmp_path.exists()
         return
