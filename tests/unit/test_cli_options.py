@@ -107,7 +107,8 @@ def test_every_option_arrives(words: str, target: str, given: list[Any], heard: 
     told = {"policies.onnx.write": "written: x.onnx\n", "new.project.make": "made\nnext: cd a && dvc repro\n"}
     told["agents.shown.page_of"] = "p.html: written\n"
     assert answer.out == told.get(target, "")
-    assert heard(f"--quiet {words}", f"evopipe.{target}", kinds.get(target, player))[0].out == ""
+    if target in told:
+        assert heard(f"--quiet {words}", f"evopipe.{target}", kinds[target])[0].out == ""
 
 
 def test_zoos_words_arrive(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
