@@ -122,9 +122,9 @@ class RunParams(Schema):
         """Return, as JSON data, the parameters on which results depend.
 
         These are the named `blocks`, or all blocks if none is named, and the chosen algorithm's block under the key
-        `algo`. Settings that change no result, such as time limits and trackers, are left out.
+        `algo`. Settings that change no result, such as time limits, callbacks and trackers, are left out.
         """
-        neutral = {"env": {"step_seconds"}, "runtime": set(NEUTRAL)}
+        neutral = {"env": {"step_seconds"}, "train": {"callbacks"}, "runtime": set(NEUTRAL)}
         values = self.model_dump(mode="json", exclude={"algos": True, "tracking": True, **neutral})
         kept = {name: values[name] for name in blocks or values}
         return {**kept, "algo": self.algo_config.model_dump(mode="json")}

@@ -74,8 +74,16 @@ def problem_of(params: Params, folder: Path = Path(), alone: bool = False, toget
             **params.tracked("seed", "env", "train", "evolution", "search", "runtime"),
             "kernels": fingerprint()["kernels"],  # `auto` takes what this machine has
             "outside": outside,
-        }, inputs, neighbours=neighbours, undivided=_undivided(runtime.shards, params.train, neighbours),
+        }, inputs, policy=_policy, neighbours=neighbours,
+        undivided=_undivided(runtime.shards, params.train, neighbours),
     )  # fmt: skip
+
+
+def _policy(member: Member, described: Mapping[str, Any]) -> Any:
+    """Make a policy for a callback. No result depends on it, so the stage does not depend on its code."""
+    from evopipe.policies.policy import of_member
+
+    return of_member(member, described)
 
 
 def neighbours_of(train: TrainConfig, members: int) -> int:
@@ -156,7 +164,7 @@ def problem_with(
     def live(clock: Clock, keys: np.ndarray) -> Regime:
         return regime_of(Setup(spec, clock, keys, warm, workers, learners), collect_rollouts)
 
-    return Problem(spec, live, described=lambda: described or {})
+    return Problem(spec, live, described=lambda: described or {}, policy=_policy)
 
 
 def regime_of(setup: Setup, collect_rollouts: CollectRollouts | None = None) -> Regime:

@@ -14,18 +14,17 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    SerializerFunctionWrapHandler,
     ValidatorFunctionWrapHandler,
     WrapValidator,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
 from evopipe import plugins
 from evopipe.errors import ParamsError, suggestion
 from evopipe.own import NAME
-from evopipe.schema.declare import Problem, Schema, located, ordered, some_mass
+from evopipe.schema.callbacks import CallbacksConfig
+from evopipe.schema.declare import Problem, Schema, left_out, located, ordered, some_mass
 from evopipe.schema.shards import ShardsConfig
 
 Activation = Literal["ReLU", "ELU", "GELU", "Tanh", "LeakyReLU", "SiLU", "Softsign", "Sigmoid", "Softplus", "Identity"]
@@ -351,11 +350,7 @@ class NetworkConfig(Schema):
             )
         return self
 
-    @model_serializer(mode="wrap")
-    def _without_module(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what stands for no module: the other networks are written as they always were."""
-        found: dict[str, Any] = handler(self)
-        return {name: value for name, value in found.items() if value or name not in ("module", "kwargs")}
+    _spare = left_out("module", "kwargs")
 
 
 class NormaliseConfig(Schema):
@@ -454,6 +449,9 @@ class TrainConfig(Schema):
     target_sigmas: float = Field(2.0, ge=0.0, description="standard errors by which the confirmed mean must clear it")
     normalise: NormaliseConfig = Field(default_factory=NormaliseConfig)
     replay: ReplayConfig = Field(default_factory=ReplayConfig)
+    callbacks: CallbacksConfig = Field(default_factory=CallbacksConfig, validate_default=True)
+
+    _spare = left_out("callbacks")
 
 
 class TournamentConfig(Schema):
