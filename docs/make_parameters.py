@@ -165,9 +165,9 @@ HEAD = """# Parameters
 <!-- Made by docs/make_parameters.py: do not edit. -->
 
 Every key of `params.yaml`. The file is complete: DVC does not see defaults that live in code, so a key that is missing
-is an error, and the message names its default. Unknown keys are errors too. `runtime.shards` and `train.callbacks` may be
-left out: they change no result. `evopipe params check` says what is wrong and where, `evopipe params show` prints what is
-in effect, `evopipe params schema` prints the JSON schema.
+is an error, and the message names its default. Unknown keys are errors too. `runtime.shards`, `train.callbacks` and
+`train.curriculum` may be left out. `evopipe params check` says what is wrong and where, `evopipe params show` prints
+what is in effect, `evopipe params schema` prints the JSON schema.
 
 From Python (`evopipe.train({...})`) keys that are not given take the defaults below.
 
@@ -192,6 +192,7 @@ Rules between keys, which `evopipe params check` knows:
   `search.mf_pbt.frequencies` ascend, and `population.size` is at least four for each.
 - `search.schedule.steps` is at most `train.max_steps`; the `steps` of `search.schedule.changes` ascend and are below
   it.
+- `train.curriculum` needs `env.backend: sync`, `train.mode: online` and `search.fitness: evaluation`.
 - At least one weight of `fetch.collect.policies` is above 0. With one for `policy`, `fetch.collect.policy_path` is set.
 
 Rules that need the environment or the machine, which the stages check:

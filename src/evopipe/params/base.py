@@ -162,8 +162,9 @@ class RunParams(Schema):
         left out, because they change no result.
         """
         points = [point for point in self.points() if point is not None]
-        network = self.network
-        modules = [point.module for point in points] + ([network.partition(":")[0]] if network else [])
+        own: Any = self
+        users = filter(None, (self.network, getattr(own.train, "curriculum", None)))
+        modules = [point.module for point in points] + [name.partition(":")[0] for name in users]
         named, files = plugins.sources(modules)
         return [f"{point} {point.version}" for point in points] + named, files
 

@@ -100,6 +100,10 @@ def _undivided(shards: ShardsConfig, train: TrainConfig, neighbours: int) -> str
     """Say where a member would not be alone with what is its own."""
     if shards.ranks > 1:
         return RANKS
+    if train.curriculum is not None:
+        return (
+            "train.curriculum: shards do not make environments anew; set it to null, or runtime.shards.engine to none"
+        )
     if neighbours > 1 and train.replay.sharing == "shared":
         return (
             "runtime.shards: members that share a memory cannot live apart; set train.replay.sharing: own, or to how "

@@ -23,7 +23,7 @@ from pydantic import (
 from evopipe import plugins
 from evopipe.errors import ParamsError, suggestion
 from evopipe.own import NAME
-from evopipe.schema.callbacks import CallbacksConfig
+from evopipe.schema.callbacks import CallbacksConfig, FunctionName
 from evopipe.schema.declare import Problem, Schema, left_out, located, ordered, some_mass
 from evopipe.schema.shards import ShardsConfig
 
@@ -450,8 +450,14 @@ class TrainConfig(Schema):
     normalise: NormaliseConfig = Field(default_factory=NormaliseConfig)
     replay: ReplayConfig = Field(default_factory=ReplayConfig)
     callbacks: CallbacksConfig = Field(default_factory=CallbacksConfig, validate_default=True)
+    curriculum: FunctionName | None = Field(
+        None,
+        validate_default=True,
+        description="`module:function`, f(progress, score), which gives those of `env.kwargs` that differ in training, "
+        "anew for each generation; null: none; may be left out",
+    )
 
-    _spare = left_out("callbacks")
+    _spare = left_out("callbacks", "curriculum")
 
 
 class TournamentConfig(Schema):

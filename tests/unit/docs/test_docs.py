@@ -297,7 +297,7 @@ def test_the_page_of_callbacks_runs(
     exec(compile(call, "callbacks.md", "exec"), {"__name__": "callbacks_page"})
     first, second, *_ = capsys.readouterr().out.splitlines()
     assert first.startswith("a new elite, ")
-    assert second.startswith("generation 1, 3,2")
+    assert second.startswith("generation 1, 832 steps: {0: ")
     named = parse_params(parse_yaml(blocks(DOCS / "callbacks.md", "yaml")[0], "example").data).train.callbacks
     assert named.functions().keys() == {"on_generation", "on_best"}
 
