@@ -189,8 +189,11 @@ class Generation:
         scores = [m.fitness for m in record.members if math.isfinite(m.fitness)]
         best, mean = (max(scores), sum(scores) / len(scores)) if scores else (math.nan, math.nan)
         elite, elite_id = (record.champion.score, record.champion.id) if record.champion else (math.nan, -1)
-        scored = seconds, tuple(rows), best, mean, elite, elite_id
-        return cls(record.generation, record.step, *steps, *scored, record.curriculum)
+        env_steps, eval_steps = steps
+        return cls(
+            record.generation, record.step, env_steps, eval_steps, seconds, tuple(rows), best, mean, elite, elite_id,
+            record.curriculum,
+        )  # fmt: skip
 
     def metrics(self) -> dict[str, float]:
         """Return the population's finite numbers by the names that trackers show, such as `fitness/best`."""
