@@ -30,24 +30,26 @@ class CallbacksConfig(Schema):
     on_generation: FunctionName | None = Field(
         None,
         validate_default=True,
-        description="`module:function`, called with a snapshot of the run when a generation has ended; null: none",
+        description="function, as `module:function`, that is called with a snapshot of the run when a generation has "
+        "ended; null: none",
     )
     on_best: FunctionName | None = Field(
         None,
         validate_default=True,
-        description="`module:function`, called before it in generations that have a new best member; null: none",
+        description="function, as `module:function`, that is called before `on_generation` when a generation has a new "
+        "best member; null: none",
     )
     on_tick: FunctionName | None = Field(
         None,
         validate_default=True,
-        description="`module:function`, called within generations, every `tick_steps`; null: none",
+        description="function, as `module:function`, that is called within generations, every `tick_steps`; null: none",
     )
     tick_steps: int = Field(
         1_000,
         ge=1,
         le=10**12,
         validate_default=True,
-        description="steps of each member from one call of `on_tick` to the next",
+        description="training steps of each member between two calls of `on_tick`",
     )
 
     def functions(self) -> dict[str, tuple[str, Any]]:
