@@ -453,8 +453,8 @@ class TrainConfig(Schema):
     curriculum: FunctionName | None = Field(
         None,
         validate_default=True,
-        description="function, as `module:function`, of progress and score, which returns the arguments in which the next "
-        "generation's training environments differ from `env.kwargs`; null: none; may be left out",
+        description="function, as `module:function`, of progress and score, which returns the arguments in which the "
+        "next generation's training environments differ from `env.kwargs`; null: none; may be left out",
     )
 
     _spare = left_out("callbacks", "curriculum")
