@@ -55,6 +55,7 @@ def run(members: Path, folder: Path, given: Any = None, functions: Any = None) -
     return folder
 
 
+@pytest.mark.thorough
 def test_no_bit_depends_on_them_and_they_see_what_the_run_writes(members: Path, tmp_path: Path) -> None:
     folder = run(members, tmp_path / "seen", ALL)
     assert tiny.digests(folder) == tiny.digests(members)
@@ -144,7 +145,6 @@ def test_an_error_of_ours_that_one_raises_is_told_as_its_own(members: Path, tmp_
         run(members, tmp_path / "wrong", functions={"on_best": wrong})
 
 
-@pytest.mark.thorough
 def test_a_population_calls_them_too() -> None:
     small = {
         "env": {"id": "CartPole-v1", "num_envs": 2}, "population": {"size": 2}, "runtime": {"learners": 1},
@@ -174,6 +174,7 @@ def test_what_is_no_function_is_refused_before_anything_runs(case: str, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_what_is_given_twice_is_refused(members: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"on_best: given here and as train\.callbacks\.on_best: remove one"):
         run(members, tmp_path / "a", ALL, {"on_best": print})

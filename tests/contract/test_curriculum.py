@@ -136,6 +136,7 @@ def test_a_run_that_stopped_and_one_with_workers_come_to_the_same_bits(kind: str
         assert meta == expected_meta
 
 
+@pytest.mark.thorough
 def test_one_that_changes_nothing_changes_no_bit() -> None:
     lineages = []
     for name in (None, "taught:as_it_is"):
@@ -215,6 +216,7 @@ def test_an_unknown_function_is_refused_before_anything_runs(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_shards_are_refused() -> None:
     shards = {"device": "cpu", "cohorts": "exact", "shards": {"count": 2}}
     with pytest.raises(

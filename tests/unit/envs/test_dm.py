@@ -78,6 +78,7 @@ def test_one_that_is_seeded_is_made_once() -> None:
     assert seen[0][0].tolist() == seen[2][0].tolist()
 
 
+@pytest.mark.thorough
 def test_members_learn_in_it() -> None:
     small = {
         "env": {"id": "dm_envs:DmCatch-v0", "num_envs": 4, "kwargs": {"columns": 3}}, "population": {"size": 2},
