@@ -147,7 +147,8 @@ def test_an_error_of_ours_that_one_raises_is_told_as_its_own(members: Path, tmp_
 
 def test_a_population_calls_them_too() -> None:
     small = {
-        "env": {"id": "CartPole-v1", "num_envs": 2}, "population": {"size": 2}, "runtime": {"learners": 1},
+        "env": {"id": "CartPole-v1", "num_envs": 2}, "population": {"size": 2},
+        "runtime": {"learners": 1, "env_workers": 0, "kernels": "torch", "device": "cpu"},
         "train": {"max_steps": 200, "evo_steps": 100, "eval_episodes": 2, "warm_start": 0, "callbacks": ALL},
     }  # fmt: skip
     with evopipe.Population(small) as population:
