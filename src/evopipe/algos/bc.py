@@ -75,7 +75,9 @@ greedy = _actor_critic.best
 
 
 def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Return the greedy actions, or with probability ε random actions: `[P, E]` int64, or `[P, E, A]` if continuous.
+    """Return the greedy actions, or with probability ε random actions.
+
+    The actions are `[P, E, A]` if they are continuous, else `[P, E]` int64.
 
     obs is `[P, E, O]` for P members with E environments each, legal `[P, E, A]` bool, epsilon (ε) `[P]`; `draw` is the
     stream of random numbers.

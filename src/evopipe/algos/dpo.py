@@ -91,7 +91,7 @@ def preference(cfg: Config, now: TokenScores, batch: Text, hp: Hyper) -> ops.Pre
 
 
 def fitness(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
-    """Return the score of each held-out pair, its negative loss: `[P, n]` for n pairs of P members.
+    """Return the score of each held-out pair, `[P, n]` for n pairs of P members. It is the negative loss.
 
     All members are scored with β, γ and α of `params.yaml`, because losses with the members' own values would not be
     comparable.

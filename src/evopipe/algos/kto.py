@@ -81,7 +81,7 @@ def losses(cfg: Config, now: TokenScores, batch: Text, hp: Hyper) -> Tensor:
 
 
 def fitness(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
-    """Return the score of each held-out completion, its negative loss: `[P, n]` for n completions of P members.
+    """Return the score of each held-out completion, `[P, n]` for n completions of P members. It is the negative loss.
 
     All members are scored with β and λ of `params.yaml`, because losses with the members' own values would not be
     comparable.

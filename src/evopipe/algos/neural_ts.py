@@ -49,8 +49,10 @@ loss, update = _neural_bandit.loss, _neural_bandit.update
 
 
 def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Choose the legal arms whose reward, drawn from a Gaussian with the expected reward as mean, is highest, or with
-    probability ε uniformly random legal arms: `[P, E]` int64.
+    """Choose one legal arm for each observation; return the arms' indices, `[P, E]` int64.
+
+    A reward is drawn for each arm, from a Gaussian with the arm's expected reward as mean. The chosen arm has the
+    highest drawn reward. With probability ε, a uniformly random legal arm is chosen instead.
 
     Args:
         cfg, state: the algorithm's configuration and state.
