@@ -194,7 +194,7 @@ class Model:
 
     @property
     def name(self) -> str:
-        """A name for the episode, unique in its round: `<slot>-<job>`."""
+        """The episode's name, unique in its round: the arguments `slot` and `job`, joined by a hyphen."""
         return f"{self._slot}-{self._job}"
 
     async def get_model_response(self, messages: str | Sequence[Message], **how: Any) -> ModelOutput:

@@ -77,10 +77,8 @@ greedy = _actor_critic.best
 def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
     """Return the greedy actions, or with probability ε random actions.
 
-    The actions are `[P, E, A]` if they are continuous, else `[P, E]` int64.
-
     obs is `[P, E, O]` for P members with E environments each, legal `[P, E, A]` bool, epsilon (ε) `[P]`; `draw` is the
-    stream of random numbers.
+    stream of random numbers. The result is `[P, E, A]` for continuous actions, else `[P, E]` int64.
     """
     if cfg.spaces.continuous:
         return or_random(greedy(cfg, state, obs, legal), epsilon, draw)

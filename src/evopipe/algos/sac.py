@@ -118,10 +118,8 @@ def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tens
 def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
     """Sample actions from the policy, or with probability ε uniformly.
 
-    The actions are `[P, E, A]` if they are continuous, else `[P, E]` int64.
-
     obs is `[P, E, O]` for P members with E environments each, legal `[P, E, A]` bool, epsilon (ε) `[P]`; `draw` is the
-    stream of random numbers.
+    stream of random numbers. The result is `[P, E, A]` for continuous actions, else `[P, E]` int64.
     """
     with torch.no_grad():
         x = forward(state.encoder, obs)

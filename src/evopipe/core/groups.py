@@ -79,7 +79,7 @@ class AgentGroups:
 
     @cached_property
     def seen(self) -> list[int]:
-        """The indices of the columns that a centralised critic reads of the agents' observations.
+        """Which columns of the agents' observations a centralised critic reads, as indices.
 
         The `plain` columns of all agents are put side by side, and the padding of shorter observations is left out. If
         2 agents observe 2 and 3 numbers, column 2 of the 6 columns is padding, and the indices are [0, 1, 3, 4, 5].
@@ -89,7 +89,7 @@ class AgentGroups:
 
     @cached_property
     def done(self) -> list[int]:
-        """The indices of the columns that a centralised critic reads of the agents' actions.
+        """Which columns of the agents' actions a centralised critic reads, as indices.
 
         The A action columns of all agents are put side by side, and the padding of agents with fewer actions is left
         out. If 2 agents have 2 and 3 actions, column 2 of the 6 columns is padding, and the indices are

@@ -35,11 +35,11 @@ class Lessons(NamedTuple):
 
     Attributes:
         rows: `[P, T, E, …]`, the steps, see `memory.rollout`.
-        memory: `[P, T + 1, E, M]`, the recurrent states before each step.
+        memory: `[P, T + 1, E, M]`, the recurrent state (M numbers) before each step, and after the last step.
         order: a function without arguments that returns the shuffled order of the stretches in each epoch, `[P, epochs,
             stretches · E]` int64. The number s · E + e means stretch s of environment e.
         ticks: `[stretches, L]` int64, the ticks of each stretch.
-        within: `[stretches, L]` bool, False on padding.
+        within: `[stretches, L]` bool, False where a shorter stretch is padded to L ticks.
         batches: each member's number of minibatches in an epoch.
         sizes: each member's number of stretches in a minibatch.
         epochs: each member's number of epochs.

@@ -23,8 +23,9 @@ class RunParams(Schema):
 
     Attributes:
         PROBLEM: the kind of members, which is also the name of a module in `problems`, such as `env`.
-        ELSEWHERE: a part of the error message that refuses an algorithm for the other kind of members: the text
-            between the name of that algorithm and the names of those that can be used.
+        ELSEWHERE: the middle of an error message. A user gets this message for an algorithm that trains the other
+            kind of members. Before this text stands the name of that algorithm, after it the names of those that can
+            be used.
     """
 
     PROBLEM: ClassVar[str]  # one of `algos.PROBLEMS`

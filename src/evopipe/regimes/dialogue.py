@@ -58,16 +58,16 @@ class Completer:
     truth: Judge | None = None
 
     def write(self, cohort: Cohort, index: Rows, group: int, how: Sampling, when: int) -> tuple[Text, Written]:
-        """Let every member of a cohort write `group` completions of each of some prompts.
+        """Let every member of a cohort write `group` completions of each prompt.
 
-        Return the prompts with their completions as a `Text` to learn from, and the completions as generated.
+        Return a `Text` to learn from, which has prompts and completions, and the completions as they were generated.
 
         Args:
             cohort: members that are computed as one batch.
             index: the prompts, as row numbers of the dataset.
             group: the number of completions of each prompt.
             how: how tokens are sampled.
-            when: a number, such as that of the round, on which the random draws depend besides the members' keys.
+            when: a number, such as that of the round. The random draws depend on it and on the members' keys.
         """
         spec, members = self.spec, len(cohort.members)
         base, leave = spec.base, spec.cohorts == "merged"

@@ -53,10 +53,10 @@ EVERYONE = [slice(None)]
 
 
 def places_of(cohorts: Sequence[Cohort]) -> list[list[int]]:
-    """Return for each cohort the places of its members in a list: the list of the members of all cohorts, ordered by
-    slot (place in the population).
+    """Return, for each cohort, the index of each of its members among the members of all cohorts.
 
-    A cohort is a group of members whose networks are computed as one batch.
+    For this index, the members of all cohorts are sorted by slot, the number of a member in the population. A cohort is
+    a group of members whose networks are computed as one batch.
     """
     at = {slot: place for place, slot in enumerate(sorted(slot for cohort in cohorts for slot in cohort.slots))}
     return [[at[slot] for slot in cohort.slots] for cohort in cohorts]

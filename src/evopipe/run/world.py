@@ -151,8 +151,10 @@ class World:
         return actions if self._team is None else self.pool.taken(actions, self.rows)
 
     def decide(self, cohorts: Sequence[Cohort], epsilon: float) -> None:
-        """Choose the actions of off-policy members with exploration rate `epsilon`, store the actions in `pending`, and
-        update the normalisers with the observations."""
+        """Choose the actions of off-policy members with exploration rate `epsilon`, and store them in `self.pending`.
+
+        The running statistics that normalise observations are updated with the observations.
+        """
         if self._choosers is not None and build.chosen() is not None:
             for choose in self._choosers:
                 choose(*self._looks, self._clock.tick, epsilon)
@@ -406,8 +408,10 @@ class TensorWorld:
         return actions if self._team is None else actions.unflatten(0, (-1, len(self._team.agents)))
 
     def decide(self, cohorts: Sequence[Cohort], epsilon: float) -> None:
-        """Choose the actions of off-policy members with exploration rate `epsilon`, store the actions in `pending`, and
-        update the normalisers with the observations."""
+        """Choose the actions of off-policy members with exploration rate `epsilon`, and store them in `self.pending`.
+
+        The running statistics that normalise observations are updated with the observations.
+        """
         obs, legal, _ = self.observed()
         here, chosen = torch.ones(obs.shape[:-1], dtype=torch.bool, device=obs.device), []
         for cohort, place in zip(cohorts, self._places, strict=True):

@@ -71,11 +71,11 @@ class TrackedRun:
         generations: pairs (time, event) for each generation, in order.
         ended: the time and the reason of the end; None if the run did not end by itself.
         files: copies of the files that the run has written so far, by name.
-        transitions: the hash of `data/transitions.h5`; None if there is none.
-        experiment: the name of the DVC experiment; None if it is none.
+        transitions: the hash of `data/transitions.h5`; None if there is no such file.
+        experiment: the name of the DVC experiment; None if the run is not a DVC experiment.
         revision: the git commit; None if it is not known.
         version: the version of evopipe; None if it is not known.
-        replace: whether `files` replace other copies that a tracker has; False if the tracker's may be newer.
+        replace: whether `files` replace the copies that a tracker already has; False if those may be newer.
     """
 
     key: str  # its name among all trainings: 32 hex digits, or `dvc-` and those of its outcome

@@ -235,9 +235,14 @@ class Agent(View):
         return own[0] if single else own
 
     def take_note(self, obs: np.ndarray, alive: np.ndarray | None = None) -> None:
-        """Update the running statistics that normalise observations by n observations of O numbers, `[n, O]`, if the
-        agent has such statistics and explores. For a team of K agents the observations are `[n, K, O]`, and only those
-        count whose entry in `alive` `[n, K]` is True."""
+        """Add n observations to the running statistics that normalise observations.
+
+        Nothing happens if the agent has no such statistics, or if it does not explore (`training` is False).
+
+        Args:
+            obs: `[n, O]`, observations of O numbers; `[n, K, O]` for a team of K agents.
+            alive: for a team, `[n, K]` bool: only observations whose entry is True count. None if all count.
+        """
         if self.training:
             take_note([self.live()], obs, alive, places=[[0]])
 

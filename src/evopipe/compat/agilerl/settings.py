@@ -287,9 +287,9 @@ class LanguageSettings(TypedDict, total=False):
 
     Attributes:
         batch_size: completions in an update.
-        lr: the learning rate; of `LLMPPO` that of the policy and the value.
+        lr: the learning rate. In `LLMPPO` it is that of both the policy and the value.
         lr_actor, lr_critic: the learning rates of the policy and of the value.
-        beta: the weight β of the divergence from the base model; of `DPO` the factor of log-probability ratios.
+        beta: the weight β of the divergence from the base model. In `DPO` it is the factor of log-probability ratios.
         clip_coef: how far a probability ratio may go from 1; as a pair, down and up.
         max_grad_norm: the largest norm of a gradient.
         update_epochs: passes over the completions of a step.
@@ -298,7 +298,7 @@ class LanguageSettings(TypedDict, total=False):
         ent_coef: the weight of the entropy bonus.
         gamma, gae_lambda: the discount, and λ of generalised advantage estimation.
         vf_coef: the weight of the value's loss.
-        nll_alpha: of `DPO`, the weight of the chosen completion's log-likelihood.
+        nll_alpha: the weight of the chosen completion's log-likelihood, in `DPO`.
         loss_type: the form of the loss of `GRPO`.
         adv_norm: how advantages of a group are normalised: by mean and standard deviation, or by the mean only.
         max_output_tokens: the most tokens of a completion.
