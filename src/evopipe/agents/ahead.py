@@ -105,11 +105,13 @@ class Ahead:
         self._rounds.clear()
 
     def state(self, now: int) -> dict[str, Tensor]:
-        """Return the weights by which rounds are played that members have not learned from yet, for a checkpoint.
+        """Return, for a checkpoint, the weights that are needed to play all open rounds again.
+
+        A round is open until members have learned from it. `now` is the present tick. Rounds with the weights of this
+        tick are left out, because the checkpoint has these weights already.
 
         A key is `ahead.<tick>.<slot>`, where the slot is the member's index in the population. The value is a vector of
-        all the member's weights. `now` is the present tick. Rounds that started at this tick are left out: they are
-        played by the members' present weights, which the checkpoint has already.
+        all the member's weights.
         """
         found: dict[str, Tensor] = {}
         for tick, each in self._rounds.items():

@@ -181,7 +181,7 @@ class AgentGroups:
     def back(self, x: Tensor) -> Tensor:
         """Undo `seated`: arrange the networks' outputs by agent, `[P · G, n · B, …]` → `[P, K, B, …]`.
 
-        There are G groups (networks) of a member, with n places each, for K agents.
+        A member has G networks, one for each group of agents. Each group has n places.
         """
         back = self.on(x.device).back
         out: Tensor = x.unflatten(1, (self.seats, -1)).unflatten(0, (-1, len(self.groups))).flatten(1, 2)

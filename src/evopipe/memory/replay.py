@@ -511,8 +511,8 @@ class Replay:
     def sample(self, slots: Sequence[int], u: Tensor) -> Tensor:
         """Draw U minibatches of B transitions for each of P members, uniformly with replacement.
 
-        The result is `[P, U, B, layout.size]`. `slots` `[P]` are the members, and `u` `[P, U, B]` uniform random numbers
-        in [0, 1).
+        The result is `[P, U, B, layout.size]`. `slots` `[P]` are the members, and `u` `[P, U, B]` are uniform random
+        numbers in [0, 1).
         """
         size = upload(torch.from_numpy(self.filled(slots)), self.device)
         return self.draw(self.first(slots), size, u.flatten(1)).view(*u.shape, self.layout.size)
