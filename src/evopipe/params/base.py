@@ -45,7 +45,7 @@ class RunParams(Schema):
 
     @classmethod
     def known(cls) -> tuple[str, ...]:
-        """Return the names of the algorithms that can train this kind of members (see `PROBLEM`)."""
+        """Return the names of the algorithms that can train members of the kind `PROBLEM`."""
         return registry.names(cls.PROBLEM)
 
     @classmethod
