@@ -49,7 +49,8 @@ class EpisodeRunner:
             *args: its arguments.
             safe: whether the function is thread-safe. If not, the call waits until no other unsafe call of the engine
                 runs.
-            **how: the arguments `blocking`, `seconds` (the time limit) and `undo` of `Threads.call`.
+            **how: further arguments of `Threads.call`: `blocking` (thread or process), `seconds` (the time limit), and
+                `undo` (what to call with a result that comes too late).
         """
         self.running += 1
         try:

@@ -75,9 +75,12 @@ class Chooser:
 
     @staticmethod
     def serves(choice: Choice, observations: int, keys: Tensor) -> bool:
-        """Return whether the C kernels can choose actions by this choice's network.
+        """Return whether the C kernels can choose actions by the network of `choice`.
 
-        `observations` is the width of an observation, and `keys` `[P]` are the members' random keys.
+        Args:
+            choice: the way to choose, which has a network.
+            observations: the width of an observation.
+            keys: `[P]`, the members' random keys.
         """
         return build.chosen() is not None and update.network(choice.net, None, observations, len(keys)) is not None
 

@@ -372,13 +372,15 @@ def _wider(x: Any, prompt: int, width: int, pad: int) -> Any:
 
 
 def of_round(reward: Tensor, group: int, every: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the training metrics of a round of completions by name, each `[P]`: return, length, entropy, spread of
-    rewards within groups, and others.
+    """Return the training metrics of a round of completions, by name, `[P]` each.
+
+    The metrics are the return, the length, the entropy, the spread of rewards within groups, and others.
 
     Args:
         reward: `[P, R]`, the rewards of P members' R completions each.
         group: the number of adjacent completions of one prompt.
-        every: means `[P]` of the round that are known already, by name.
+        every: the round's means that are known already, by name, `[P]` each: `reward`, `length`, `entropy`, `kl`, and
+            `cut` or `ended`.
     """
     apart = reward.double().unflatten(1, (-1, group)).std(dim=2, correction=0)  # [P, groups]
     found = {

@@ -125,6 +125,11 @@ class World:
         self._begin(rows)
         return rows
 
+    def reopen(self, kwargs: Mapping[str, Any]) -> None:
+        """Make all environments anew with these keyword arguments, and begin an episode in each; see `Taught`."""
+        self.pool.reopen(kwargs)
+        self._begin(np.arange(self.pool.rows))
+
     def own(self, x: np.ndarray) -> np.ndarray:
         """Return the rows of an array that belong to living members (those that train now).
 
@@ -246,10 +251,10 @@ def rows_in(slots: Sequence[int], envs: int) -> np.ndarray:
 
 
 def rows_of(cohorts: Sequence[Cohort], clock: Clock) -> tuple[np.ndarray | None, int]:
-    """Return the indices in the pool of the environments in which the members of some cohorts act, and the number of
-    these members. A cohort is a group of members computed as one batch.
+    """Return the environments of the members of some cohorts, as indices in the pool, and the number of these members.
 
-    `clock` has the run's counters. The indices are None if the cohorts contain the whole population.
+    A cohort is a group of members computed as one batch. `clock` has the run's counters. The indices are None if the
+    cohorts contain the whole population.
     """
     slots = sorted(slot for cohort in cohorts for slot in cohort.slots)
     return (None if len(slots) == clock.members else rows_in(slots, clock.envs)), len(slots)
@@ -471,8 +476,8 @@ class TensorWorld:
     def bearable(self) -> int:
         """The number of ticks (steps of all environments) after which `refuse_broken` has to be called, at least 1.
 
-        If it is more than 1, so few ticks cannot exceed the limit of `refuse_broken`, even if all transitions are
-        broken.
+        `refuse_broken` raises an error if too many transitions are broken. If the number is above 1, this cannot happen
+        within that many ticks, even if all their transitions are broken.
         """
         if self.pool.sound:
             return self._clock.generation_ticks

@@ -106,6 +106,7 @@ class Record:
         champion: the best member so far; None before the first evaluation.
         children: the members of the next generation; empty after the last one.
         restored: whether all members diverged, so that the run went back to an earlier generation.
+        curriculum: the keyword arguments of the environments in which members trained; None without a curriculum.
     """
 
     generation: int
@@ -114,6 +115,7 @@ class Record:
     champion: Best | None = None
     children: tuple[Born, ...] = ()
     restored: Annotated[bool, Field(exclude_if=lambda restored: not restored)] = False
+    curriculum: Annotated[dict[str, Any] | None, Field(exclude_if=lambda curriculum: curriculum is None)] = None
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = _RECORD.dump_python(self, mode="json")
@@ -187,9 +189,10 @@ class Origin:
 
 
 def origins(records: Iterable[Record]) -> Iterator[tuple[Record, dict[int, Origin]]]:
-    """Yield each record after the first, with the origins of its scored members by slot.
+    """Yield each record after the first, and with it the `Origin` of each member that was scored, by slot.
 
-    A member that waited after its birth has the mutation and the parent that were recorded at its birth.
+    A member may wait for some generations after its birth before it is first scored. Its origin has the mutation and
+    the parent that were recorded at its birth.
     """
     last: dict[int | None, tuple[int, int] | None] = {}  # by slot: where its member, or an ancestor, was last scored
     seen: dict[int, tuple[int, int]] = {}  # by id

@@ -222,11 +222,15 @@ class TrainingRecord:
             write_json(self.folder / _ABOUT, {**about, "result": None, "files": {}})
 
     def keep(self, work: Path, names: Iterable[str], ended: bool = False) -> bool:
-        """Copy the files `names` of the pipeline from the folder `work` into the record, so that later runs cannot
-        overwrite them.
+        """Copy files of the pipeline into the record, where later runs cannot overwrite them; return whether anything
+        was new.
 
-        Files that do not exist or have not changed are skipped. If training has just `ended`, the hash of its result is
-        recorded too. The result is True if anything was new.
+        Files that do not exist or have not changed are skipped.
+
+        Args:
+            work: the pipeline's folder.
+            names: the names of the files, which are keys of `FILES`.
+            ended: whether the training has just ended; then the hash of its result is recorded too.
         """
         about = self._about()
         new = {**about, "files": {**about["files"]}}

@@ -187,7 +187,7 @@ class Agent(View):
 
         Args:
             obs: an observation as the environment returns it, or a batch of them; for a team, a dictionary by agent.
-            epsilon: probability of a random legal action, 0 to 1. For a team, `infos` may stand here.
+            epsilon: probability of a random legal action, 0 to 1. For a team, a mapping given here is taken as `infos`.
             action_mask: whether each of the A discrete actions is legal, `[A]` or `[n, A]`; None if all are legal. For
                 a team, a dictionary by agent.
             hidden_state: for a recurrent agent, the hidden state of M numbers that the previous call returned, `[n,
@@ -198,7 +198,7 @@ class Agent(View):
 
         Returns:
             Actions as the environment takes them, `[n, …]`, or a single action for a single observation. For a team,
-            two dictionaries by agent: the actions to step with and the actions to save, which are the same here.
+            two dictionaries by agent, the actions to step with and the actions to save; both have the same actions.
             Algorithms that learn from rollouts return (action, log-probability, entropy, value), `[n]` each; a
             recurrent agent also returns its new hidden state. The continuous actions of these algorithms
             are not clipped: clip them to the environment's bounds.

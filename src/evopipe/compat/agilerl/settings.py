@@ -264,11 +264,10 @@ def evolve_of(algo: str, ranges: Mapping[str, RLParameter]) -> dict[str, dict[st
 
 
 def own_names(algo: str, name: str) -> list[str]:
-    """Return evopipe's names of the hyper-parameters that `name` stands for, among those of the algorithm that may
-    mutate.
+    """Return evopipe's names of the hyper-parameters that AgileRL's name `name` stands for.
 
-    These are all learning rates for `lr`, and at most one hyper-parameter for any other name. The list is empty if the
-    algorithm has none.
+    Only hyper-parameters of the algorithm `algo` that may mutate are returned. For `lr` these are all learning rates,
+    for any other name at most one hyper-parameter. If there is none, the list is empty.
     """
     able = evolvable(algos.get(algo).Config)
     if "lr_value" in able:  # of language models: the actor's is `lr` itself
