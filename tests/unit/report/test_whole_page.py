@@ -22,7 +22,7 @@ import lineages
 from evopipe.core.arch import Arch
 from evopipe.mutations import NONE, Mutation
 from evopipe.policies.play import Score
-from evopipe.report import draw, figures, page, read
+from evopipe.report import advice, draw, figures, page, read
 from evopipe.report.draw import Plot
 from evopipe.report.episodes import episodes_page
 from evopipe.report.family import Family
@@ -220,7 +220,7 @@ def words_of(html: str) -> str:
 
 MOVIE = page._Movie(b"moves", b"stands", 48, 32, Score(8, 31.0, 11), cut=False, seconds=2.0, speed=1.15)
 PARAMS = {
-    "seed": 3, "train": {"algo": "ippo", "target": 40.0, "normalise": {"rewards": False}}, "env": {"id": "chase_v1"},
+    "seed": 3, "train": {"algo": "ippo", "target": 40.0, "normalise": {"rewards": False, "observations": True}}, "env": {"id": "chase_v1"},
     "search": {"fitness": "training"}, "algos": {"ippo": {"lr": 1e-3, "betas": [0.9, 0.999]}, "dqn": {"lr": 1.0}},
 }  # fmt: skip
 FAMILY = Family(
@@ -421,6 +421,18 @@ TEXTS: dict[str, Callable[[], str]] = {
 @pytest.mark.parametrize("name", TEXTS)
 def test_the_page_and_its_figures_are_what_they_were_when_someone_looked(name: str) -> None:
     assert TEXTS[name]().split("\n") == (WHOLE / name).read_text(encoding="utf-8").split("\n")
+
+
+def test_the_rules_of_advice_are_told_what_the_run_says() -> None:
+    facts = advice.facts_of(TEAM, PARAMS)
+    assert (facts.algo, facts.solved, facts.training, facts.evaluation) == ("ippo", False, 1200, 7200)
+    assert (facts.chosen, facts.interval, facts.members, facts.generations) == (36.5, (30.0, 35.5), 3, [1, 2, 3, 4])
+    assert (facts.config, facts.train, facts.env) == (PARAMS["algos"]["ippo"], PARAMS["train"], PARAMS["env"])  # type: ignore[index]
+    assert facts.signals == SIGNALS
+    assert (facts.fitness[2, 1], facts.fitness[4, 1]) == (30.0, -400.0)
+    assert facts.hyper[2, 2] == {"batch_size": 32.0, "lr": 2e-3, "encoder layers": 1.0, "encoder units": 8.0,
+                                 "head layers": 0.0, "head units": 0.0, "latent units": 8.0}  # fmt: skip
+    assert advice.facts_of(WAITED, {}).solved
 
 
 if __name__ == "__main__":

@@ -305,6 +305,7 @@ def told_mlflow(folder: Path) -> str:
     other = replace(half, key="f" * 32, status="killed", experiment="mine", revision=None, files={"report": run.files["report"]})
     for what, each in (
         ("running", half), ("over", later), ("again", later), ("another name", replace(later, experiment="b")),
+        ("one more", replace(later, experiment="a")), ("the first once more", replace(later, experiment="b")),
         ("goes on", replace(half, result="r.dir")), ("killed", other),
     ):  # fmt: skip
         store.told.append(f"== {what}")

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from evopipe.errors import DataError
+from evopipe.errors import DataError, MissingInputError
 from evopipe.schema.write import dump_yaml
 from evopipe.zoo import row as zoo
-from evopipe.zoo import shown
+from evopipe.zoo import shown, verify
 from evopipe.zoo import train as training
 from evopipe.zoo.row import Curve, Entry, Over, Published, Seed
 from evopipe.zoo.verify import Compared, judge
@@ -165,6 +166,28 @@ def test_several_seeds_are_judged_by_the_mean_of_their_middle_half() -> None:
     bits = Compared(1, recorded[1], seed_of(8.0, elite="other"))
     with pytest.raises(DataError, match="row: not reproduced: seed 1 has other bits, though"):
         judge("row", [one, bits], recorded)
+
+
+def test_the_best_recorded_seed_is_trained_again_unless_others_are_named(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row, asked, said = zoo.find("first", home), [], list[str]()
+    monkeypatch.setattr(verify, "run", lambda row, seeds, top, jobs, warn: asked.append([*seeds]) or [
+        SimpleNamespace(setting=SimpleNamespace(params=SimpleNamespace(seed=seed))) for seed in reversed(seeds)])  # fmt: skip
+    monkeypatch.setattr(verify, "result", lambda row, ended: (row.trained()[ended.setting.params.seed], b""))
+    row.file.write_text(row.file.read_text().replace('"iqm": 9.5', '"iqm": 99.0'))
+    for seeds in (None, [3, 1]):
+        verify.verify(row, seeds, 1, said.append, said.append, said.append)
+    assert asked == [[2], [3, 1]]
+    same = "elite e1fee1fee1fe, as recorded: the same bits"
+    assert said == [
+        "first: seed 2 anew", f"seed 2: {same}", "first: reproduced to the bit",
+        "first: seed 3, 1 anew", f"seed 3: {same}", f"seed 1: {same}", "first: reproduced to the bit",
+    ]  # fmt: skip
+    with pytest.raises(MissingInputError, match="first was not trained with seed 4: it has 1, 2, 3"):
+        verify.verify(row, [1, 4], 1, said.append, said.append, said.append)
+    with pytest.raises(MissingInputError, match="second has no results of its parameters: `evopipe zoo train second`"):
+        verify.verify(zoo.find("second", home), None, 1, said.append, said.append, said.append)
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
