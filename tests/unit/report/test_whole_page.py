@@ -13,6 +13,7 @@ from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -132,6 +133,7 @@ WAITED = read.FinishedRun(
         -3.25, (0.125, 0.875),
     ),
     lives=lives_of(lineages.WAITED, STEPS),
+    replays=replace(TEAM.replays, mean=8.6, interval=(8.25, 9.0)),  # type: ignore[type-var]
 )  # fmt: skip
 """Language models of which some waited; a child is the elite, and nothing was measured."""
 
@@ -270,7 +272,7 @@ EPISODES: dict[str, list[dict[str, Any]]] = {
                         piece("two", 1),
                     ]],
                 },
-                {"name": "judge", "reward": 0.5, "steps": [said(0.5, completion_ids=[6])]},
+                {"name": "judge", "reward": 1.0, "steps": [said(0.5, completion_ids=[6])]},
             ],
         },
         {
@@ -332,7 +334,7 @@ def described(plot: Plot) -> list[str]:
                  f"to {short(x2 * size[0])},{short(y2 * size[1])}")  # fmt: skip
     for patch in axes.patches:
         look = f"{hue(patch.get_facecolor()) if patch.get_fill() else 'hollow ' + hue(patch.get_edgecolor())} " \
-               f"alpha {patch.get_alpha()} width {short(patch.get_linewidth())}"  # fmt: skip
+               f"alpha {patch.get_alpha()} width {short(patch.get_linewidth())} z {patch.get_zorder()}"  # fmt: skip
         if isinstance(patch, StepPatch):
             data = patch.get_data()
             base = " ".join(map(short, np.atleast_1d(data.baseline)))
@@ -392,6 +394,8 @@ FIGURES: list[tuple[Callable[..., Any], read.FinishedRun, tuple[Any, ...]]] = [
     (figures.lineage, LONG, (358,)),
     (figures.fitness, LONG, (1000,)),
     (figures.turns, MANY, (1000,)),
+    (figures.fitness, replace(TEAM, nodes=dict(reversed(TEAM.nodes.items()))), (358,)),  # one that diverged is the first
+    (figures.turns, replace(TEAM, nodes=dict(reversed(TEAM.nodes.items()))), (358,)),
 ]  # fmt: skip
 
 
@@ -421,6 +425,30 @@ TEXTS: dict[str, Callable[[], str]] = {
 @pytest.mark.parametrize("name", TEXTS)
 def test_the_page_and_its_figures_are_what_they_were_when_someone_looked(name: str) -> None:
     assert TEXTS[name]().split("\n") == (WHOLE / name).read_text(encoding="utf-8").split("\n")
+
+
+def test_a_figure_is_the_pages_own_svg() -> None:
+    with draw.style():
+        plot = Plot("fitness.7", 200, 100, (20, 30, 10, 40), "a $1$ head")
+        plot.marks([(0.25, 0.5), (0.5, 1 / 3)], "elite", "o", 6, ["one <1>", "two"], gid="own")
+        plot.marks([(0.75, 0.5)], "member", "o", 6)
+        plot.beside(0.5, 1, (6, 0), "end", "muted")
+        plot.axes.set(xlim=(0, 1), ylim=(0, 1), xticks=[], yticks=[])
+        text = str(plot.svg(Markup(" Fitness &lt; 1 ")))
+    root = ElementTree.fromstring(text)
+    assert root.attrib == {"viewBox": "0 0 200 100", "width": "200", "height": "100", "role": "img",
+                           "aria-label": "Fitness < 1", "class": "plot fitness"}  # fmt: skip
+    marks = [(use.attrib["x"], use.attrib["y"], [title.text for title in use]) for use in root.iter("use")]
+    assert marks == [("57.5", "35", ["one <1>"]), ("95", "43.3", ["two"]), ("132.5", "35", [])]
+    styles = [use.attrib["style"] for use in root.iter("use")]
+    assert [re.findall(r"fill:? ?var\(--(\w+)\)", style) for style in styles] == [["elite"], ["elite"], ["member"]]
+    assert ["".join(each.itertext()) for each in root.iter("text")] == ["a $1$ head", "end"]
+    (halo,) = [each for each in root.iter("g") if each.get("class") == "halo"]
+    assert "".join(halo.itertext()) == "end"
+    assert "font-family" not in text
+    assert not re.search(r"#[0-9a-f]{6}|\d\.\d\d|xmlns|\n", re.sub(r'clip-path="[^"]*"|id="[^"]*"|href="[^"]*"|style="[^"]*"', "", text))
+    used = {*re.findall(r"#([\w-]+)", text)}
+    assert {each.attrib["id"] for each in root.iter() if "id" in each.attrib} == used
 
 
 def test_the_rules_of_advice_are_told_what_the_run_says() -> None:

@@ -128,6 +128,7 @@ def frames() -> str:
         (110, None, (START, FIRST, SECOND, LIVED, End("budget spent", 75.0, 9000, 300))),
         (80, None, (replace(START, resumed_step=500, resumed_env_steps=2000, budget=10_000),)),
         (80, None, (replace(START, resumed_step=500),)),
+        (80, None, (START,)),
         (80, None, (replace(START, budget=10_000), replace(PACE, seconds_left=None), FIRST)),
         (80, None, (FIRST,)),
     ]
