@@ -33,8 +33,10 @@ def test_a_cart_is_pushed_to_where_the_weighted_sum_points(rules: Any, obs: tupl
 @pytest.mark.parametrize(
     ("angle", "speed", "torque"),
     [  # by energy: (15 − θ̇²/2 − 15 cos θ) times the sign of θ̇; near the top −12 θ − 3 θ̇; each within ±2
-        (np.pi / 2, 5.4, 0.42), (np.pi / 2, -5.4, -0.42), (-np.pi / 2, 5.5, -0.125), (np.pi, 0.0, 2.0), (np.pi, -0.1, -2.0),
-        (0.1, 0.0, -1.2), (-0.1, 0.2, 0.6), (0.0, 1.0, -2.0), (np.arccos(0.899), 1.0, 1.015), (np.arccos(0.901), 0.0, -2.0),
+        (np.pi / 2, 5.4, 0.42), (np.pi / 2, -5.4, -0.42), (-np.pi / 2, 5.5, -0.125), (np.pi, 0.0, 2.0), (np.pi, -0.1,
+        -2.0),
+        (0.1, 0.0, -1.2), (-0.1, 0.2, 0.6), (0.0, 1.0, -2.0), (np.arccos(0.899), 1.0, 1.015), (np.arccos(0.901), 0.0,
+        -2.0),
     ],
 )  # fmt: skip
 def test_a_pendulum_is_swung_up_by_energy_and_held_by_angle(angle: float, speed: float, torque: float) -> None:
@@ -50,9 +52,9 @@ def test_no_episodes_have_no_return() -> None:
 def test_a_rule_does_not_read_what_a_wrapper_shows() -> None:
     cfg = CollectConfig.model_validate({"episodes": 1, "policies": {"heuristic": 1.0, "medium": 1.0}})
     env = EnvConfig(id="CartPole-v1", wrappers=("TimeAwareObservation",))
-    with closing(EnvPool(env, 1, what="behaviour")) as pool:
-        with pytest.raises(ParamsError, match=r"policies: CartPole-v1 in env.wrappers has no heuristic and no medium; give"):
-            collect(cfg, pool, "CartPole-v1", 1)
+    said = r"policies: CartPole-v1 in env.wrappers has no heuristic and no medium; give"
+    with closing(EnvPool(env, 1, what="behaviour")) as pool, pytest.raises(ParamsError, match=said):
+        collect(cfg, pool, "CartPole-v1", 1)
 
 
 class BreaksAtOnce(NanReward):

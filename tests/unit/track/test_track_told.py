@@ -31,16 +31,19 @@ FRAMES, MLFLOW = TOLD / "frames.txt", TOLD / "mlflow.txt"
 
 # --- events -----------------------------------------------------------------------------------------------------------
 
+CHAMPION = Best(4, 9.0)
 FASTER = Mutation("rl_hp", "lr", 1e-3, 2e-3)
 SIGNALS = {0: {"losses/entropy": (0.5, 0.25)}, 2: {"losses/entropy": (math.nan, 0.75)}}
 
 
 def scored(slot: int, id: int, fitness: float | None, parent: int | None = None, steps: int | None = None) -> Scored:
     hyper = {"lr": 1e-3 * (1 + slot), "gamma": 0.9, "batch_size": 32}
-    return Scored(slot, id, parent, 7, ARCH, hyper, fitness is not None, -math.inf if fitness is None else fitness, steps)
+    return Scored(
+        slot, id, parent, 7, ARCH, hyper, fitness is not None, -math.inf if fitness is None else fitness, steps
+    )
 
 
-def event(*members: Scored, champion: Best | None = Best(4, 9.0), **more: Any) -> Generation:
+def event(*members: Scored, champion: Best | None = CHAMPION, **more: Any) -> Generation:
     births = {0: NONE, 1: FASTER, 2: Mutation("architecture", "encoder", [8], [8, 16])}
     return Generation.of(Record(3, 300, members, champion), births, ["lr", "batch_size"], 2.5, (900, 60), **more)
 
@@ -49,9 +52,12 @@ def test_a_generation_tells_each_members_own_numbers_and_those_of_all() -> None:
     told = event(scored(0, 4, 8.0), scored(1, 5, None, parent=4), scored(2, 6, 2.0, parent=3), losses=[0.1, 0.2, 0.3],
                  signals=SIGNALS)  # fmt: skip
     assert told.members == (
-        MemberRow(0, 4, None, 8.0, "none", "", "8|8", "ReLU", {"batch_size": 32, "lr": 1e-3}, True, 0.1, None, SIGNALS[0]),
-        MemberRow(1, 5, 4, -math.inf, "rl_hp", "lr 1e-3 → 2e-3", "8|8", "ReLU", {"batch_size": 32, "lr": 2e-3}, False, 0.2),
-        MemberRow(2, 6, 3, 2.0, "architecture", "encoder [8] → [8, 16]", "8|8", "ReLU", {"batch_size": 32, "lr": 3e-3}, True,
+        MemberRow(0, 4, None, 8.0, "none", "", "8|8", "ReLU", {"batch_size": 32, "lr": 1e-3}, True, 0.1, None,
+        SIGNALS[0]),
+        MemberRow(1, 5, 4, -math.inf, "rl_hp", "lr 1e-3 → 2e-3", "8|8", "ReLU", {"batch_size": 32, "lr": 2e-3}, False,
+        0.2),
+        MemberRow(2, 6, 3, 2.0, "architecture", "encoder [8] → [8, 16]", "8|8", "ReLU", {"batch_size": 32,
+        "lr": 3e-3}, True,
                   0.3, None, told.members[2].signals),
     )  # fmt: skip
     assert list(told.members[0].hyper) == ["batch_size", "lr"]
@@ -88,7 +94,15 @@ START = Start("train", "Acrobot-v1", "sac", 4, 2000)
 
 def row(slot: int, id: int, parent: int | None, fitness: float, mutation: str, change: str, **more: Any) -> MemberRow:
     hyper = {"lr": 1e-3 * (1 + slot), "batch_size": 32.0, "batch_norm": 1.0, "tau": 5e-3}
-    made = (mutation, change, "64+64|32 · head 128 128", "ReLU", hyper, math.isfinite(fitness), 0.25 if slot else math.nan)
+    made = (
+        mutation,
+        change,
+        "64+64|32 · head 128 128",
+        "ReLU",
+        hyper,
+        math.isfinite(fitness),
+        0.25 if slot else math.nan,
+    )
     return MemberRow(slot, id, parent, fitness, *made, **more)
 
 
@@ -98,7 +112,8 @@ FIRST = Generation(1, 500, 2000, 100, 3.0, (
 ), 30.0, 20.0, 30.0, 1)  # fmt: skip
 SECOND = Generation(2, 1000, 4000, 200, 3.0, (
     row(0, 1, 1, 24.0, "none", ""), row(1, 4, 1, 45.0, "rl_hp", "lr 1e-3 → 2e-3"),
-    row(2, 5, 3, -math.inf, "swap", "two layers of its network"), row(3, 6, 0, 17.0, "architecture", "encoder.0 64 → 96"),
+    row(2, 5, 3, -math.inf, "swap", "two layers of its network"), row(3, 6, 0, 17.0, "architecture",
+    "encoder.0 64 → 96"),
 ), 45.0, 28.6667, 41.5, 4)  # fmt: skip
 PACE = Progress(2, 1000, 2000, 4000, 200, "evolving", 1234.5, 61.0)
 
@@ -113,7 +128,8 @@ def frame(width: int, height: int | None, *events: Event) -> list[str]:
     return [line.rstrip() for line in capture.get().splitlines()]
 
 
-LIVED = replace(SECOND, generation=3, members=(row(2, 7, None, 50.0, "none", "", steps=100),), best=50.0, mean=50.0, elite=50.0,
+LIVED = replace(SECOND, generation=3, members=(row(2, 7, None, 50.0, "none", "", steps=100),), best=50.0, mean=50.0,
+elite=50.0,
                 elite_id=7)  # fmt: skip
 MESSAGES = (Message("warning", "look " * 30), Message("info", "fine"))
 
@@ -144,7 +160,8 @@ def test_a_terminal_shows_what_it_did_when_someone_looked() -> None:
 
 @pytest.mark.parametrize(
     ("values", "among", "bars"),
-    [([0, 7, 3.4, 3.6], [0, 7], "▁█▄▅"), ([5, 5], [5], "▁▁"), ([math.nan, 1.0], [0.0, 1.0, math.inf], " █"), ([], [], "")],
+    [([0, 7, 3.4, 3.6], [0, 7], "▁█▄▅"), ([5, 5], [5], "▁▁"), ([math.nan, 1.0], [0.0, 1.0, math.inf], " █"), ([], [],
+    "")],
 )  # fmt: skip
 def test_bars_are_as_high_as_their_values_among_others(values: list[float], among: list[float], bars: str) -> None:
     assert _spark(values, among) == bars
@@ -209,7 +226,8 @@ def test_what_a_run_says_of_itself(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("fetch", "name"),
-    [({"source": "minari", "minari": {"dataset": "a/b"}}, "a/b"), ({"source": "hdf5", "hdf5": {"path": "x.h5"}}, "x.h5"),
+    [({"source": "minari", "minari": {"dataset": "a/b"}}, "a/b"), ({"source": "hdf5", "hdf5": {"path": "x.h5"}},
+    "x.h5"),
      ({"source": "collect", "collect": {}}, "Acrobot-v1/collect")],
 )  # fmt: skip
 def test_a_dataset_is_named_by_its_source(fetch: dict[str, Any], name: str, tmp_path: Path) -> None:
@@ -222,7 +240,8 @@ def test_a_dataset_is_named_by_its_source(fetch: dict[str, Any], name: str, tmp_
 
 @pytest.mark.parametrize(
     ("new", "words"),
-    [(New(), "0 new"), (New(run=1, generation=0, file=2), "1 new run, 2 new files"), (New(generation=1200), "1,200 new generations")],
+    [(New(), "0 new"), (New(run=1, generation=0, file=2), "1 new run, 2 new files"), (New(generation=1200),
+    "1,200 new generations")],
 )  # fmt: skip
 def test_what_is_new_is_counted_in_words(new: New, words: str) -> None:
     assert str(new) == words
@@ -247,7 +266,11 @@ class Store:
     def search_runs(self, experiments: list[str], text: str, kind: int, most: int, order: list[str]) -> list[Any]:
         assert experiments in (["first", "second"], ["made"]), "on every page"
         wanted = dict(part.removeprefix("tags.").split(" = ") for part in text.split(" and "))
-        return [run for run in self.runs if all(run.data.tags.get(tag.strip("`")) == value.strip("'") for tag, value in wanted.items())]
+        return [
+            run
+            for run in self.runs
+            if all(run.data.tags.get(tag.strip("`")) == value.strip("'") for tag, value in wanted.items())
+        ]
 
     def create_run(self, experiment: str, start: int, tags: dict[str, str], name: str) -> Any:
         info = SimpleNamespace(run_id=f"run{len(self.runs)}", experiment_id=experiment, lifecycle_stage="active",
@@ -303,7 +326,9 @@ def told_mlflow(folder: Path) -> str:
     half = replace(run, generations=run.generations[:1], status="running", result=None, ended=None, files={})
     waited = replace(LIVED, generation=3, env_steps=4100)
     later = replace(run, generations=[*run.generations, (1007.0, waited)])
-    other = replace(half, key="f" * 32, status="killed", experiment="mine", revision=None, files={"report": run.files["report"]})
+    other = replace(
+        half, key="f" * 32, status="killed", experiment="mine", revision=None, files={"report": run.files["report"]}
+    )
     for what, each in (
         ("running", half), ("over", later), ("again", later), ("another name", replace(later, experiment="b")),
         ("one more", replace(later, experiment="a")), ("the first once more", replace(later, experiment="b")),
