@@ -20,10 +20,12 @@ from rich.console import Console
 from evopipe.mutations import NONE, Mutation
 from evopipe.schema.blocks import TrackingConfig
 from evopipe.searchers.history import Best, Record, Scored
-from evopipe.track.backends.mlflow import _Mlflow
+from evopipe.track.backends.mlflow import _database, _Mlflow, _tracking_uri
 from evopipe.track.console import RunView, _spark
 from evopipe.track.events import End, Event, Generation, MemberRow, Message, Progress, Start
-from evopipe.track.record import FILES, Kept, New, TrackedRun
+from evopipe.track.locks import Locked
+from evopipe.track.outbox import _keep
+from evopipe.track.record import FILES, Kept, New, TrackedRun, TrainingRecord, md5_of
 from lineages import ARCH
 
 TOLD = Path(__file__).parent / "told"
@@ -247,6 +249,24 @@ def test_what_is_new_is_counted_in_words(new: New, words: str) -> None:
     assert str(new) == words
 
 
+def test_of_the_workspace_a_record_takes_what_is_as_its_lock_says(tmp_path: Path) -> None:
+    """The rest is another training's, or of none."""
+    home, record = tmp_path / "home", TrainingRecord(tmp_path / "home/one")
+    record.begin(PARAMS, revision=None, experiment=None, version="1")
+    about = record.folder / "run.json"
+    about.write_text(about.read_text().replace('"result": null', '"result": "a.dir"'))
+    (tmp_path / "reports").mkdir()
+    for name in ("lineage", "train", "fitness"):
+        (tmp_path / FILES[name]).write_text(name)
+    outs = {FILES["lineage"]: md5_of(tmp_path / FILES["lineage"]), FILES["train"]: "other", FILES["members"]: "x"}
+    lock = Locked("workspace", "a.dir", outs, {}, lambda name: b"", 0.0, tmp_path, folder=tmp_path)
+    for other in (replace(lock, folder=None), replace(lock, result="b.dir")):
+        _keep(other, home)
+        assert record.run().files == {}
+    _keep(lock, home)
+    assert {name: kept.path.read_text() for name, kept in record.run().files.items()} == {"lineage": "lineage"}
+
+
 # --- MLflow -----------------------------------------------------------------------------------------------------------
 
 
@@ -343,6 +363,34 @@ def told_mlflow(folder: Path) -> str:
 
 def test_mlflow_is_told_what_it_was_when_someone_looked(tmp_path: Path) -> None:
     assert told_mlflow(tmp_path).split("\n") == MLFLOW.read_text(encoding="utf-8").split("\n")
+
+
+def test_long_texts_are_cut_to_what_mlflow_takes(tmp_path: Path) -> None:
+    store = Store()
+    told = replace(FIRST, members=(row(0, 0, None, 1.0, "none", "c" * 9000),))
+    run = tracked(tmp_path, generations=[(1.0, told)], files={}, params={**PARAMS, "seed": "s" * 9000})
+    _Mlflow(TrackingConfig(), store, None).deliver(run)
+    assert sorted(len(line) for line in store.told)[-2:] == [
+        len("  tag change = ") + 5000,
+        len("  param seed = ") + 6000,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "uri", "database"),
+    [(None, "sqlite:////root/.evopipe/mlflow/mlflow.db", "/root/.evopipe/mlflow/mlflow.db"),
+     ("sqlite:///mine.db?x=1", "sqlite:////root/mine.db?x=1", "/root/mine.db"), ("sqlite:////a/b.db",
+     "sqlite:////a/b.db", "/a/b.db"),
+     ("sqlite:///:memory:", "sqlite:///:memory:", None), ("https://host:5000", "https://host:5000", None)],
+)  # fmt: skip
+def test_the_store_is_the_one_that_is_named_else_the_projects_own(
+    given: str | None, uri: str, database: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    if given is not None:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", given)
+    assert _tracking_uri(Path("/root")) == uri
+    assert _database(uri) == (None if database is None else Path(database))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
+import operator
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +13,9 @@ from typing import Any
 
 import pytest
 
+import tiny
 from evopipe.errors import DataError, MissingInputError
+from evopipe.params.load import parse_params
 from evopipe.schema.write import dump_yaml
 from evopipe.zoo import row as zoo
 from evopipe.zoo import shown, verify
@@ -131,6 +136,26 @@ def test_the_archive_is_of_the_first_of_the_best_seeds_and_results_of_one_seed_a
     assert {seed: each.mean for seed, each in row.trained().items()} == {1: 6.0, 2: 5.0, 3: 4.0}
     row.record(4, seed_of(6.5, params=row.key), b"best")
     assert row.archive.read_bytes() == b"best"
+
+
+def test_results_are_of_all_parameters_that_a_score_depends_on() -> None:
+    data = tiny.params()
+
+    def key(name: str, value: Any) -> str:
+        other = copy.deepcopy(data)
+        *blocks, last = name.split(".")
+        functools.reduce(operator.getitem, blocks, other)[last] = value
+        row = zoo.ZooRow("x", Entry(family="x"), Path())
+        row.__dict__["params"] = parse_params(other)
+        return row.key
+
+    own = key("seed", 1)
+    others = {"evaluate.episodes": 7, "population.size": 5, "env.num_envs": 3, "evolution.tournament.size": 3,
+              "train.max_steps": 900, "algos.dqn.lr": 0.01, "fetch.collect.episodes": 9}  # fmt: skip
+    assert len({own, *(key(name, value) for name, value in others.items())}) == 1 + len(others)
+    for name, value in {"seed": 9, "algos.ppo": {"lr": 0.5}, "export.film": False, "runtime.learners": 1,
+                        "tracking.backends": ["mlflow"]}.items():  # fmt: skip
+        assert key(name, value) == own
 
 
 # --- verify -----------------------------------------------------------------------------------------------------------
