@@ -1,4 +1,4 @@
-"""What IPPO and MAPPO have in common: all but what their critics read, which each function is given as `seen`.
+"""What IPPO and MAPPO have in common: everything but the inputs of critics, which the argument `seen` computes.
 
 `seen` makes of a team's groups and observations `[P, K, B, O]` what every agent's critic reads, `[P, K, B, inputs]`. In
 targets it is given a third argument, `next_alive` `[P, K, B]`, and leaves out those who are not there, see
@@ -32,7 +32,10 @@ _OF_PADS = -1.4189385332046727  # log-deviation at which a Gaussian's entropy is
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of PPO for teams, which IPPO and MAPPO share."""
+    """Hyper-parameters of PPO for teams of agents, which IPPO and MAPPO share.
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr: _hyper.Rate = 1e-3
     batch_size: _ppo.BatchSize = 256

@@ -1,5 +1,6 @@
-"""Kahneman-Tversky optimisation: the language model learns from completions that people called desirable or not, one at
-a time and without pairs.
+"""Kahneman-Tversky optimisation: a language model learns from completions that people called desirable or not.
+
+The completions come one at a time, without pairs.
 
 Ethayarajh et al., "KTO: model alignment as prospect theoretic optimization", 2024.
 
@@ -35,17 +36,21 @@ LABELS = True
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of KTO."""
+    """Hyper-parameters of Kahneman-Tversky optimisation (KTO; Ethayarajh et al., 2024).
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr: _hyper.Rate = 1e-3
     batch_size: _language.RowsOfText = 32
     grad_clip: _hyper.GradientClip = 1.0
-    loss: Literal["kto", "apo_zero"] = hyper("kto", doc="whether r is compared with the reference point or with 0")
-    beta: float = hyper(0.1, doc="β, how much a difference from the base counts", raising="stays nearer to it",
+    loss: Literal["kto", "apo_zero"] = hyper("kto",
+        doc="loss, which compares log π/π_ref with the reference point z₀ (`kto`) or with 0 (`apo_zero`)")  # fmt: skip
+    beta: float = hyper(0.1, doc="β, scale of the difference from the base", raising="stays nearer to the base",
         evolvable=True, gt=0)  # fmt: skip
-    desirable: float = hyper(1.0, doc="λ_D, weight of desirable completions", raising="they rise faster",
+    desirable: float = hyper(1.0, doc="λ_D, weight of desirable completions", raising="these rise faster",
         evolvable=True, ge=0)  # fmt: skip
-    undesirable: float = hyper(1.0, doc="λ_U, weight of undesirable completions", raising="they fall faster",
+    undesirable: float = hyper(1.0, doc="λ_U, weight of undesirable completions", raising="these fall faster",
         evolvable=True, ge=0)  # fmt: skip
     evolve: _hyper.Evolving = _hyper.ranges(lr=(1e-5, 1e-2), beta=(0.01, 1.0))
 

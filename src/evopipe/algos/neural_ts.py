@@ -25,7 +25,10 @@ ACTIONS = ("discrete",)
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of neural Thompson sampling."""
+    """Hyper-parameters of neural Thompson sampling, a contextual bandit (Zhang et al., 2021).
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr: _hyper.Rate = 1e-3
     batch_size: _hyper.BatchSize = 64

@@ -25,7 +25,10 @@ ACTIONS = ("discrete",)
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of NeuralUCB."""
+    """Hyper-parameters of NeuralUCB, a contextual bandit with an upper confidence bound (Zhou et al., 2020).
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr: _hyper.Rate = 1e-3
     batch_size: _hyper.BatchSize = 64

@@ -32,7 +32,10 @@ ACTIONS = ("discrete",)
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of QR-DQN."""
+    """Hyper-parameters of quantile-regression DQN (Dabney et al., 2018).
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr: _hyper.Rate = 5e-4
     batch_size: _hyper.BatchSize = 128
@@ -40,7 +43,7 @@ class Config(AlgoConfig):
     gamma: _hyper.Discount = 0.99
     tau: _hyper.TargetShare = 1e-2
     grad_clip: _hyper.GradientClip = 10.0
-    quantiles: int = hyper(50, doc="values that stand for the distribution of an action's return; the paper has 200",
+    quantiles: int = hyper(50, doc="quantiles that represent the distribution of an action's return; 200 in the paper",
         raising="finer; time and memory grow with the square", ge=1, le=1000)  # fmt: skip
     double: _hyper.DoubleQ = False
     eps_start: _hyper.EpsilonStart = 1.0

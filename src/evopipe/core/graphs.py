@@ -26,8 +26,7 @@ RECOMPILES = 64  # structures that torch.compile keeps code for; its own 8 are g
 
 
 class Paths:
-    """The fast paths of a run (CUDA graphs and `torch.compile`): one object that all its cohorts (batches of members)
-    share.
+    """The fast paths of a run, CUDA graphs and `torch.compile`: one object for all its cohorts (batches of members).
 
     Args:
         capture: `graph` for CUDA graphs. `buffers`, as on a CPU, for plain calls that use fixed input and output

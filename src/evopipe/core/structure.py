@@ -1,4 +1,4 @@
-"""The protocols that the core asks of networks, whatever they are made of.
+"""Protocols of networks and architectures, by which evopipe uses perceptrons, GPTs and users' own modules.
 
 An `Architecture` describes the networks of one member, as data. A `Structure` is one network of several members: rows
 of numbers, and the forward pass that reads them. Adam, clipping, health, cloning, evolution, checkpoints and lineage
@@ -205,7 +205,7 @@ class Architecture(Protocol):
 
     @staticmethod
     def work(archs: Sequence[Any]) -> int:
-        """Return the number of multiplications that one input takes in a structure that these architectures share."""
+        """Return the number of multiplications for one input in the padded network that these architectures share."""
 
     @staticmethod
     def stack(archs: Sequence[Any], widths: Widths, device: torch.device) -> Structure:

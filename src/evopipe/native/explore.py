@@ -1,4 +1,4 @@
-"""Choices that chance has a part in, by the native kernels; `ops.policy` has the same in torch, to the bit."""
+"""Random choices of actions by the native kernels; `ops.policy` has the same in torch, to the bit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def clipped_or_random(action: Tensor, epsilon: Tensor, draw: Stream) -> Tensor |
 
 
 def squashed(mean: Tensor, log_std: Tensor | None = None, noise: Tensor | None = None) -> Tensor | None:
-    """Return the tanh of Gaussian means or samples, by the C kernels; None if the kernels cannot compute it, and torch
+    """Return the tanh of Gaussian means or samples, by the C kernels; None if the kernels cannot compute it; then torch
     does.
 
     The result is tanh(mean), or tanh(mean + exp(log_std) · noise) if `log_std` and `noise` are given. See

@@ -1,4 +1,4 @@
-"""Ticks of off-policy members by the native kernels: choosing, learning, remembering, each in one call, or all in one.
+"""Steps of off-policy members by the native kernels: acting, learning, storing, each in one call, or all in one.
 
 `run.act`, `regimes.learn` and `memory.replay` have the same in torch, to the bit. What a struct points to is held by
 the object that made it, and must neither move nor be replaced while that is used.
@@ -28,7 +28,7 @@ class Choice(NamedTuple):
 
     Attributes:
         net: the network.
-        how: what the network's outputs are. `best`: action values, of which the largest is taken (see
+        how: the meaning of the network's outputs. `best`: action values, of which the largest is taken (see
             `ops.policy.epsilon_greedy`). `squashed`: mean and log standard deviation of a Gaussian, whose samples are
             squashed by a tanh. `noisy`: an action, to which normal noise is added.
         deviation: the standard deviation of the noise, for `noisy`.

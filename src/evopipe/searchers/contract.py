@@ -1,4 +1,4 @@
-"""What a search strategy is asked, and what it answers.
+"""The interface of search strategies: what a run asks a strategy, and what the strategy answers.
 
 A run asks its searcher who lives next (`plan`), lets these members live, scores them, and asks what becomes of every
 slot (`step`). A searcher reads the history of the run and nothing else: it sees no tensor and no
@@ -37,7 +37,7 @@ Draw: TypeAlias = "Callable[[], np.random.Generator]"
 class Bound:
     """The range of a searched hyper-parameter, from `low` to `high`.
 
-    With `log`, draws are uniform in the value's logarithm; with `whole`, values are whole numbers.
+    If `log` is True, draws are uniform in the value's logarithm. If `whole` is True, values are whole numbers.
     """
 
     low: float

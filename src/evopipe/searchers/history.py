@@ -236,7 +236,7 @@ def schedule(records: Iterable[Record], member: int, generation: int) -> Schedul
     `records` is the complete lineage.
 
     Raises:
-        LookupError: the records lack the member's score, an ancestor's birth, or a beginning at step 0.
+        LookupError: the records lack the member's score or an ancestor's birth, or do not begin at step 0.
     """
     lived: dict[int | None, int] = {}  # steps by id
     births: dict[int | None, tuple[int, Born]] = {}  # at which step of a life, by id

@@ -1,5 +1,6 @@
-"""PB2, population-based bandits (Parker-Holder et al., 2020): population based training whose copies do not explore at
-random but where a Gaussian process promises the largest gain.
+"""Population-based bandits (PB2; Parker-Holder et al., 2020): PBT whose copies explore by a Gaussian process.
+
+A copy of a member gets the hyper-parameters for which the process promises the largest gain, not random ones.
 
 The worst 20 % copy one of the best 20 %, as in `pbt`. The values x of a copy are those with the highest upper
 confidence bound μ(x, t) + √β σ(x, t) for the generation t to come. The process is fitted to all changes of a score from
@@ -43,7 +44,7 @@ class Config(Truncation):
     """Settings of the strategy `pb2`, population-based bandits (Parker-Holder et al., 2020)."""
 
     window: int = Field(
-        200, ge=2, le=10**4, description="changes of scores that the Gaussian process is fitted to, the latest"
+        200, ge=2, le=10**4, description="number of the latest changes in score to which the Gaussian process is fitted"
     )
 
 
@@ -157,8 +158,9 @@ def _quiet() -> Iterator[None]:
 
 
 class Bandit:
-    """A Gaussian process that chooses points of the unit cube `[0, 1]^D` for one generation, by upper confidence
-    bounds.
+    """A Gaussian process that chooses points of the unit cube `[0, 1]^D` by upper confidence bounds.
+
+    It serves for one generation. A point stands for the D hyper-parameters of a member.
 
     Args:
         points: `[N, D + 1]`, points with known gains; the last column is the time.

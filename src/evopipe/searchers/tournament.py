@@ -1,5 +1,7 @@
-"""Tournament selection with elitism (Miller & Goldberg, 1995): a slot's parent is the fittest of some members drawn at
-random; the fittest of all survives in slot 0. All members live all the time.
+"""Tournament selection with elitism (Miller & Goldberg, 1995).
+
+A slot's parent is the fittest of some members drawn at random; the fittest of all survives in slot 0. All members
+train all the time.
 
 Paper: https://content.wolfram.com/sites/13/2018/02/09-3-2.pdf
 """
@@ -22,8 +24,7 @@ RENEWS = PAUSES = DRAWS = False
 
 
 class Search(Stateless):
-    """The strategy `tournament`: each slot's parent is the fittest of some members drawn at random, and children are
-    mutated.
+    """The strategy `tournament`: each slot gets a mutated child of the fittest of some members drawn at random.
 
     It implements `contract.Searcher`.
 

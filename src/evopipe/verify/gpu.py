@@ -1,5 +1,4 @@
-"""Checks that a GPU computes what the CPU does, that graphs compute what eager code does, and how much faster graphs
-are.
+"""Checks that a GPU computes what the CPU does, and CUDA graphs what eager code does; measures their speed.
 
 Every algorithm trains in its own regime, with members of different architectures. On the CPU, fixed buffers stand in
 for graphs.

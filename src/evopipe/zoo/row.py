@@ -172,8 +172,9 @@ class Over:
 
 @dataclass(frozen=True)
 class ZooRow:
-    """A row of the zoo: an algorithm trained in one environment with several seeds, whose results are in the
-    repository.
+    """A row of the zoo: an algorithm that was trained in one environment with several seeds.
+
+    The results are in the repository, in the folder `zoo`.
 
     Attributes:
         name: the row's name, such as `ppo-cartpole`.
