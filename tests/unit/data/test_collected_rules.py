@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.utils.seeding import np_random
 
 from envs_for_tests import NanReward
 from evopipe.data.collect import GOOD, POOR, collect, totals
@@ -84,6 +85,7 @@ def test_an_episode_draws_by_its_number_though_others_had_no_step(breaking: str)
         with closing(EnvPool(EnvConfig(id=name), 1, what="behaviour")) as pool:
             found, told = collect(cfg, pool, name, 3)
         seeds[name] = [each.seed for each in found]
-    assert 0 < len(seeds[breaking]) < 12
-    assert seeds[breaking] == [seed for seed in seeds["CartPole-v1"] if seed in seeds[breaking]]
+    well = [seed for seed in seeds["CartPole-v1"] if np_random(seed)[0].integers(2) == 0]  # begins in the first cell
+    assert seeds[breaking] == well
+    assert 1 < len(well) < 11
     assert (told["broken_steps"], told["policies"]["random"]["episodes"]) == (0, 12)
