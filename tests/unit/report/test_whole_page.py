@@ -158,7 +158,7 @@ def described(plot: Plot) -> list[str]:
         look += "" if line.get_clip_on() else " unclipped"
         name = f" {line.get_gid()}" if line.get_gid() else ""
         found.append(f"{hue(line.get_color())}{name} {look.strip()} z {line.get_zorder()}: {pairs(line.get_xydata())}")
-        titles = plot._titles.get(line.get_gid(), ())[:8]
+        titles = plot._titles.get(str(line.get_gid()), ())[:8]
         found += ["  title " + title.replace("\n", " / ") for title in titles]
     for note in axes.texts:
         at = getattr(note, "xy", note.get_position())
