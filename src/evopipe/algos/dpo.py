@@ -91,14 +91,14 @@ def preference(cfg: Config, now: TokenScores, batch: Text, hp: Hyper) -> ops.Pre
 
 
 def fitness(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
-    """Return the score of each held-out pair, its negative loss: `[P, n]` for n pairs of P members.
+    """Return the score of each held-out pair, `[P, n]` for n pairs of P members. The score is the negative loss.
 
-    All members are scored with β, γ and α of `params.yaml`, because losses with the members' own values would not be
-    comparable.
+    The loss is computed with `beta`, `margin` and `nll_alpha` of `cfg` for all members. With each member's own values,
+    the losses could not be compared.
 
     Args:
-        cfg: the algorithm's configuration.
-        hp: hyper-parameters, `[P]` each, of which only the shape counts.
+        cfg: the algorithm's configuration, with the values in `params.yaml`.
+        hp: the members' own values of the hyper-parameters, `[P]` each. Only their shape has an effect.
         now: the present log-probabilities of the tokens.
         batch: 2 n rows: the n chosen completions, then the n rejected ones.
     """

@@ -81,14 +81,14 @@ def losses(cfg: Config, now: TokenScores, batch: Text, hp: Hyper) -> Tensor:
 
 
 def fitness(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
-    """Return the score of each held-out completion, its negative loss: `[P, n]` for n completions of P members.
+    """Return the score of each held-out completion, `[P, n]` for n completions of P members.
 
-    All members are scored with β and λ of `params.yaml`, because losses with the members' own values would not be
-    comparable.
+    The score is the negative loss, computed with `beta`, `desirable` and `undesirable` of `cfg` for all members. With
+    each member's own values, the losses could not be compared.
 
     Args:
-        cfg: the algorithm's configuration.
-        hp: hyper-parameters, `[P]` each, of which only the shape counts.
+        cfg: the algorithm's configuration, with the values in `params.yaml`.
+        hp: the members' own values of the hyper-parameters, `[P]` each. Only their shape has an effect.
         now: the present log-probabilities of the tokens.
         batch: 2 n rows, as in `losses`: the n held-out completions, then the same prompts with completions of other
             rows.

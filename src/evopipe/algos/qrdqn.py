@@ -73,9 +73,9 @@ def _of_action(theta: Tensor, action: Tensor) -> Tensor:
 
 
 def values(cfg: Config, state: State, obs: Tensor) -> Tensor:
-    """Return the action values Q(s, ·), the means of the quantiles, for obs `[P, E, O]`: `[P, E, A]`.
+    """Return the action values Q(s, ·), which are the means of the quantiles, `[P, E, A]`.
 
-    There are E observations of each of P members.
+    `obs` `[P, E, O]` are E observations of each of P members.
     """
     with torch.no_grad():
         return _quantiles(cfg, state.q, obs).mean(dim=-1)

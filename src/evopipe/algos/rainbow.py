@@ -131,9 +131,9 @@ def _mean(cfg: Config, out: Tensor) -> Tensor:
 
 
 def values(cfg: Config, state: State, obs: Tensor) -> Tensor:
-    """Return the action values Q(s, ·), without noise on the weights, for obs `[P, E, O]`: `[P, E, A]`.
+    """Return the action values Q(s, ·) of the networks without noise on their weights, `[P, E, A]`.
 
-    There are E observations of each of P members.
+    `obs` `[P, E, O]` are E observations of each of P members.
     """
     with torch.no_grad():
         return _mean(cfg, _logits(cfg, state.q, obs, None))

@@ -73,11 +73,11 @@ networks, init, asks = _language.networks, _language.init, _language.asks
 
 
 def estimate(cfg: Config, hp: Hyper, done: Text, group: int) -> Text:
-    """Return the completions of a round with their advantages, which compare each completion's return with the returns
-    of other completions.
+    """Return the completions of a round with their advantages.
 
-    If all returns that are compared are equal, the field `keep` of the result is False for these completions: members
-    do not learn from them.
+    An advantage says how a completion's return compares with the returns of other completions; the module's docstring
+    has the formula. If all returns that are compared are equal, members do not learn from these completions: the field
+    `keep` of the result is False for them.
 
     Args:
         cfg: the algorithm's configuration, which says what a return is compared with.

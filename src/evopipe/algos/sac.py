@@ -116,10 +116,10 @@ def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tens
 
 
 def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Sample actions from the policy, or with probability ε uniformly: `[P, E, A]` if continuous, else `[P, E]` int64.
+    """Sample actions from the policy, or with probability ε uniformly.
 
     obs is `[P, E, O]` for P members with E environments each, legal `[P, E, A]` bool, epsilon (ε) `[P]`; `draw` is the
-    stream of random numbers.
+    stream of random numbers. The result is `[P, E, A]` for continuous actions, else `[P, E]` int64.
     """
     with torch.no_grad():
         x = forward(state.encoder, obs)

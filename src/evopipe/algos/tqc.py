@@ -118,10 +118,10 @@ def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tens
 
 
 def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Sample actions from the policy, or with probability ε uniformly: obs `[P, E, O]` → `[P, E, A]`.
+    """Sample actions from the policy, or with probability ε uniformly.
 
-    epsilon (ε) is `[P]` for P members with E environments each; `draw` is the stream of random numbers. `legal` has no
-    effect, because actions are continuous.
+    obs is `[P, E, O]` for P members with E environments each, epsilon (ε) `[P]`; `draw` is the stream of random
+    numbers. `legal` has no effect, because actions are continuous. The result is `[P, E, A]`.
     """
     with torch.no_grad():
         return or_random(ops.squashed_draw(*ops.with_noise(forward(state.actor, obs), draw)), epsilon, draw.part(1))

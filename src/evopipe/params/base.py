@@ -23,8 +23,9 @@ class RunParams(Schema):
 
     Attributes:
         PROBLEM: the kind of members, which is also the name of a module in `problems`, such as `env`.
-        ELSEWHERE: a part of the error message that refuses an algorithm for the other kind of members: the text
-            between the name of that algorithm and the names of those that can be used.
+        ELSEWHERE: the middle of an error message. A user gets this message for an algorithm that trains the other
+            kind of members. Before this text stands the name of that algorithm, after it the names of those that can
+            be used.
     """
 
     PROBLEM: ClassVar[str]  # one of `algos.PROBLEMS`
@@ -44,7 +45,7 @@ class RunParams(Schema):
 
     @classmethod
     def known(cls) -> tuple[str, ...]:
-        """Return the names of the algorithms that can train this kind of members (see `PROBLEM`)."""
+        """Return the names of the algorithms that can train members of the kind `PROBLEM`."""
         return registry.names(cls.PROBLEM)
 
     @classmethod

@@ -222,8 +222,8 @@ class Searcher(Protocol):
 
         Args:
             history: the run so far.
-            draw: a function without arguments. Each call returns a fresh random generator that makes the same draws.
-                The method `step` gets the same draws at the end of the planned generation.
+            draw: a function without arguments. Each call returns a new random generator with the same initial state.
+                The method `step` gets generators with this state, too, at the end of the planned generation.
         """
 
     def step(self, history: History, draw: Draw) -> Sequence[Fate] | None:
@@ -233,8 +233,8 @@ class Searcher(Protocol):
 
         Args:
             history: the run so far, including that generation.
-            draw: a function without arguments. Each call returns a fresh random generator that makes the same draws,
-                which depend on the generation.
+            draw: a function without arguments. Each call returns a new random generator with the same initial state.
+                Each generation has another initial state.
         """
 
     def state(self) -> dict[str, Any]:

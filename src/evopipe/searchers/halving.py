@@ -96,7 +96,10 @@ class Search:
         self.active = list(state["active"])
 
     def plan(self, history: History, draw: Draw) -> Plan:
-        """Plan one generation of training for the members that are on their way to their next rung."""
+        """Plan one generation of training for the members that now train towards their next rung.
+
+        A rung is a number of environment steps at which trials are compared.
+        """
         return Plan(tuple(self.active), self.about.generation)
 
     def step(self, history: History, draw: Draw) -> list[Fate]:

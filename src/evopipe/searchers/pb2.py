@@ -166,9 +166,9 @@ class Bandit:
         points: `[N, D + 1]`, points with known gains; the last column is the time.
         gains: `[N]`, the change of the score at each point.
         time: the generation for which points are chosen.
-        here: the points `[D]` of the members that keep their hyper-parameters in this generation.
-        kernel: the covariance function, which is used as it is. With None it is the result of `covariance()`, and its
-            values are fitted to the points.
+        here: a point `[D]` for each member that keeps its hyper-parameters in this generation.
+        kernel: the covariance function, whose parameters are not fitted. If None, the function is `covariance()`, and
+            its parameters are fitted to the points.
     """
 
     def __init__(
@@ -220,8 +220,9 @@ class Bandit:
     def bound(self, points: np.ndarray, certain: Any) -> np.ndarray:
         """Return the upper confidence bounds μ + √β σ of points `[n, D]`, as `[n]`.
 
-        The fitted process gives the mean μ. `certain`, a second Gaussian process of scikit-learn, gives the deviation
-        σ; it also knows the points at which members will train in this generation.
+        The mean μ is that of the process fitted to the known gains. The deviation σ is that of `certain`, a second
+        Gaussian process of scikit-learn. It is also fitted to the points at which members will train in this generation
+        (the attribute `here`), so σ is small near them.
         """
         timed = np.column_stack([points, np.full(len(points), float(self.time))])
         noise = certain.kernel_.k2.noise_level  # of a score, not of the function

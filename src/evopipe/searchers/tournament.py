@@ -73,13 +73,15 @@ class Selection:
 def fates(
     cfg: TournamentConfig, fitness: np.ndarray, rng: np.random.Generator, mutate_elite: bool
 ) -> list[Fate] | None:
-    """Return the decision for each slot by tournament selection; None if no fitness is finite.
+    """Return the decision which member each slot (place in the population) gets next, by tournament selection.
+
+    The result is None if no fitness is finite. With elitism, slot 0 gets the fittest member.
 
     Args:
         cfg: the settings of the tournament.
         fitness: `[P]`, the members' fitness.
         rng: the random generator.
-        mutate_elite: whether the fittest member, which slot 0 gets with elitism, is mutated too.
+        mutate_elite: whether the fittest member in slot 0 is mutated too. Without elitism this has no effect.
     """
     selected = tournament(cfg, fitness, rng)
     if selected.elite is None:

@@ -142,7 +142,7 @@ class Seed(_Stored):
 
     @property
     def steps(self) -> int:
-        """The population's environment steps until the elite was chosen, of training and evaluation together."""
+        """The population's environment steps until the elite was chosen: training steps plus evaluation steps."""
         return self.training_steps + self.evaluation_steps
 
 

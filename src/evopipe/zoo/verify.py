@@ -40,8 +40,10 @@ class Compared:
 
     @property
     def others(self) -> list[str]:
-        """The names of the differences between the runs that can change bits: `code`, and entries of the fingerprint
-        of machine and libraries."""
+        """What differs between the two runs and so may change the bits of the result, by name.
+
+        A name is `code` (evopipe's code), or a key of the fingerprint, which describes machine and libraries.
+        """
         one, two = self.there.fingerprint, self.here.fingerprint
         names = [name for name in sorted({*one, *two} - {"evopipe"}) if one.get(name) != two.get(name)]
         return ["code"] * (self.there.code != self.here.code) + names
