@@ -44,8 +44,8 @@ def problem_of(params: Params, folder: Path = Path(), alone: bool = False, toget
     Args:
         params: the parameters.
         folder: the project's folder, which has the outputs of earlier stages.
-        alone: whether this process is a shard of members with a single CPU. If so, `runtime.env_workers` and
-            `runtime.learners` mean no helper processes where they are `auto`.
+        alone: whether this process trains only a shard (some of the members) and has only one CPU. If so,
+            `runtime.env_workers` and `runtime.learners` mean no helper processes where they are `auto`.
         together: None; only language models have shards of several processes.
 
     Raises:

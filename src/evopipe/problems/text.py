@@ -45,7 +45,8 @@ def problem_of(
     Args:
         params: the parameters.
         folder: the project's folder, which has the outputs of earlier stages.
-        alone: whether this process is a shard of members with a single CPU; if so, it has no learner processes.
+        alone: whether this process trains only a shard (some of the members) and has only one CPU. If so, it has no
+            learner processes.
         together: a `language.together.Together`, if several processes form one shard; else None.
 
     Raises:
