@@ -124,7 +124,8 @@ class Spec(ABC):
 
     @property
     def racing(self) -> bool:
-        """Whether evaluation is a race, in which a member stops playing once its rank can change no decision."""
+        """Whether evaluation is a race, see `run.race`. In a race, a member stops playing as soon as further
+        episodes can hardly change who is the best member and who wins each tournament."""
         return False
 
     @property
@@ -167,10 +168,10 @@ class Spec(ABC):
 
     @property
     def kinds(self) -> dict[str, tuple[str, str]]:
-        """A pair (kind, network) for each tensor of a member, by the tensor's name, as `tensor_kinds` returns it.
+        """What each tensor of a member is, as a dict: the tensor's name → (kind, network), see `tensor_kinds`.
 
-        The kind says how the tensor depends on the network's architecture, for example that it holds the network's
-        parameters.
+        The network is the name of the network that the tensor belongs to. The kind says how the tensor depends on this
+        network's architecture, for example that it holds the network's parameters.
         """
         return tensor_kinds(self.algo.State, self.widths)
 
@@ -339,7 +340,8 @@ class EnvSpec(Spec):
 
     @property
     def racing(self) -> bool:
-        """Whether evaluation is a race, in which a member stops playing once its rank can change no decision."""
+        """Whether evaluation is a race, see `run.race`. In a race, a member stops playing as soon as further
+        episodes can hardly change who is the best member and who wins each tournament."""
         return self.train.evaluation == "race"
 
     @property
