@@ -467,8 +467,8 @@ class Rounds:
         ]  # fmt: skip
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """Evaluate the `P` members of `cohorts` on n held-out tasks. Return the rewards, and how many tokens the model
-        wrote, `[P, n]` each.
+        """Evaluate the `P` members of `cohorts` on n held-out tasks. Return, for each member and task, the mean reward
+        and the number of tokens that the model wrote, `[P, n]` each.
 
         `seeds` select as many different tasks as there are seeds. If there are fewer tasks, all are taken. A failed
         episode gets the lowest reward of all episodes here that did not fail, so that no member gains by failing.
@@ -486,8 +486,8 @@ class Rounds:
         self, cohorts: Sequence[Cohort], tasks: Sequence[Mapping[str, Any]], index: Sequence[int],
         stopped: Callable[[], bool], note: bool = False,
     ) -> Episodes:  # fmt: skip
-        """Let all `P` members play each of `n` tasks `agents.samples` times. Return the mean rewards, and how many
-        tokens the model wrote, `[P, n]` each.
+        """Let all `P` members play each of `n` tasks `agents.samples` times. Return, for each member and task, the mean
+        reward and the number of tokens that the model wrote, `[P, n]` each.
 
         Args:
             cohorts: the members, in groups that are computed as one batch.

@@ -104,8 +104,12 @@ class Workflow(ABC):
             agent.reset()
 
     async def run_in_executor(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run a blocking function within the time limit of an environment's call, `agents.env_seconds`; return its
-        result. It runs in a process if its attribute `blocking` is `"process"`, else in a thread."""
+        """Run a blocking function, and return its result. The time limit is that of an environment's call,
+        `agents.env_seconds`.
+
+        The function runs in a process if its attribute `blocking`, or that of its attribute `reward_fn`, is
+        `"process"`. Otherwise it runs in a thread.
+        """
         how = _blocks(function)
         return await self.executor.call(function, *args, blocking=how or True, seconds=self.executor.env_seconds)
 
@@ -367,8 +371,8 @@ class FlowWorkflow(Workflow):
     steps of one trajectory.
 
     The function returns a reward, a list of one reward for each call, a `Trajectory` or an `Episode`. If there is a
-    `reward_fn`, the function may also return a text, which `reward_fn` scores, called with the task and the text.
-    The other arguments are those of `Workflow`.
+    `reward_fn`, the function may also return a text. `reward_fn` is then called with the task and the text, and returns
+    the reward. The other arguments are those of `Workflow`.
     """
 
     def __init__(self, flow: Callable[..., Any], reward_fn: Callable[..., Any] | None = None, **kwargs: Any) -> None:

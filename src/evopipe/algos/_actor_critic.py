@@ -107,7 +107,7 @@ def action_value(critic: Net, x: Tensor, action: Tensor) -> Tensor:
 
     Args:
         critic: the critics.
-        x: observations, or features of the shared encoder.
+        x: what the critics read: the observations; with a shared encoder, its features.
         action: `[P, B, A]`, the actions.
     """
     # A head's own inputs stand before the latent, so that members' latents may differ.
@@ -261,7 +261,7 @@ def of_taken(cfg: Any, critics: Net, x: Tensor, action: Tensor) -> Tensor:
     Args:
         cfg: the algorithm's configuration.
         critics: the two critics of each member.
-        x: observations, or features of the shared encoder.
+        x: what the critics read: the observations; with a shared encoder, its features.
         action: the actions, `[P, B, A]` if continuous, else `[P, B]` int64.
     """
     if cfg.spaces.continuous:

@@ -73,10 +73,11 @@ def _chances(cfg: Any, out: Tensor, legal: Tensor | None) -> Distribution:
 
 
 def greedy(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None) -> Tensor:
-    """Return every agent's greedy action: the tanh of the actor's output, or the most likely legal action.
+    """Return every agent's greedy action.
 
-    The result is `[P, E · K, A]` for continuous actions, else `[P, E · K]`: P members with E environments, the K agents
-    of each environment adjacent.
+    A continuous action is the tanh of the actor's output. A discrete action is the most likely legal one. The result is
+    `[P, E · K, A]` for continuous actions, else `[P, E · K]`. There are P members with E environments. The K agents of
+    an environment are adjacent.
 
     Args:
         cfg, state: the algorithm's configuration, equal for all members, and the members' state.
@@ -89,10 +90,11 @@ def greedy(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None) -> Tensor:
 
 
 def act(cfg: Any, state: Any, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Return every agent's exploratory action: the greedy action with noise, or a sample of the actor's softmax.
+    """Return every agent's exploratory action.
 
-    With probability ε, independently for each agent, the action is uniformly random instead. There are P members with E
-    environments, the K agents of each environment adjacent.
+    A continuous action is the greedy action with noise. A discrete action is a sample of the actor's softmax. With
+    probability ε, independently for each agent, the action is uniformly random instead. There are P members with E
+    environments. The K agents of an environment are adjacent.
 
     Args:
         cfg, state: the algorithm's configuration, equal for all members, and the members' state.
@@ -285,11 +287,12 @@ def signals(critic: str, cfg: Any, state: Any, batch: Batch) -> dict[str, Tensor
 
 
 def answers(critic: str) -> Callable[[Any], Answers]:
-    """Return the function `answers` of a team's algorithm, for policies that are exported with its centralised critics.
+    """Return a function that the module of a team's algorithm defines as `answers`.
 
     The returned function takes the algorithm's configuration, and returns the `Answers`: the functions by which an
-    exported policy computes values. Of twin critics, the smaller value counts. `critic` is the name of the state's
-    field with the critics.
+    exported policy computes values. The policy must be exported with its centralised critics. If there are twin
+    critics, the smaller of their two values counts. `critic` names the field of the algorithm's state that holds the
+    critics.
     """
 
     def q_of(cfg: Any, state: Any, obs: Tensor, actions: Tensor) -> Tensor:

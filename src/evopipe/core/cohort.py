@@ -203,7 +203,7 @@ COSTS = {"cpu": _Costs(400.0, 7e-5, 16), "cuda": _Costs(400.0, 2e-7, 4096)}
 
 
 def cost(members: Sequence[Member], pace: PaceOf, costs: _Costs = COSTS["cpu"]) -> float:
-    """Return an estimate, by a model of the cost, of the time of one update of these members in one cohort, in µs.
+    """Return how long one update of these members in one cohort takes, in µs, as a cost model estimates it.
 
     Args:
         members: the members.

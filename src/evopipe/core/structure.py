@@ -20,8 +20,8 @@ class Widths(NamedTuple):
     """The input and output width of a network, and the part of the member's architecture that the network is.
 
     Attributes:
-        inputs: the number of inputs. For a head, only its own inputs count, such as actions, not the latent; in the
-            head's input they come first, then the latent.
+        inputs: the number of inputs. A head reads its own inputs, such as actions, and after them the latent; this
+            number counts its own inputs alone.
         outputs: the number of outputs; 0 for an encoder, which has no output layer.
         role: the part of the architecture. `encoder` is the layers up to the latent, `head` the layers after the
             latent, and `whole` is encoder and head together. The latent is the layer between encoder and head.

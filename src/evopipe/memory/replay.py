@@ -518,7 +518,7 @@ class Replay:
         return self.draw(self.first(slots), size, u.flatten(1)).view(*u.shape, self.layout.size)
 
     def filled(self, slots: Sequence[int]) -> np.ndarray:
-        """Return the number of rows in the buffer of each of the P members `slots`, `[P]` int64 on the host."""
+        """Return, for each of the P members in `slots`, the number of rows in its buffer, `[P]` int64 on the host."""
         filled: np.ndarray = self.size[self.memory_of(slots)]
         return filled
 
@@ -540,8 +540,8 @@ class Replay:
         return found
 
     def memory_of(self, slots: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Return the index of the buffer of each of the P members `slots`, `[P]` int64, from 0 to M − 1 for M
-        buffers."""
+        """Return, for each of the P members in `slots`, the index of the buffer that it uses, `[P]` int64. With M
+        buffers, an index is from 0 to M − 1."""
         return np.zeros(len(slots), np.int64) if self.memories == 1 else np.asarray(slots) // self.each
 
     def draw(self, first: Tensor, size: Tensor, u: Tensor) -> Tensor:

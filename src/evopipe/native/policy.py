@@ -312,7 +312,7 @@ def enter(
 
     Args:
         spaces: the environment's spaces.
-        rows: `[P, E, size]`, the rows of the rollout for this step, which are written.
+        rows: `[P, E, size]`, the rows of the rollout into which this step is written.
         obs: `[P, E, O]`, the observations.
         legal: `[P, E, A]` bool, the legal actions; None if the rollout does not store them.
         begins: `[P, E]` bool, whether an episode begins.
@@ -335,13 +335,13 @@ def enter(
 def finish(
     after: Tensor, expected: Tensor, next_obs: Tensor, reward: Tensor, next_alive: Tensor | None, *ends: Tensor
 ) -> bool:
-    """Store the results of a step, `[P, E, …]`, in a rollout, see `memory.rollout.Rollout.finish`.
+    """Store the results of a step in a rollout; return whether the C kernels could do it. If not, nothing is stored.
 
-    There are P members with E environments each. Return whether the C kernels could do it; if not, nothing is stored.
+    P members act in E environments each. See `memory.rollout.Rollout.finish`.
 
     Args:
-        after: the part of the rollout that holds results, which is written.
-        expected: `[P, E]`, the values of the states before the step, as the rollout holds them.
+        after: `[P, E, size]`, the part of the rollout into which the results of this step are written.
+        expected: `[P, E]`, the predicted values of the states before the step, which the rollout holds already.
         next_obs, reward: `[P, E, O]` and `[P, E]`, the results of the step.
         next_alive: `[P, E]`, the status of each agent after the step, see `evopipe.types`; None except for teams.
         ends: terminated, truncated and broken (a reward or observation is not finite), `[P, E]` bool each.
