@@ -470,9 +470,9 @@ class Rounds:
         """Evaluate the `P` members of `cohorts` on n held-out tasks. Return, for each member and task, the mean reward
         and the number of tokens that the model wrote, `[P, n]` each.
 
-        `seeds` select the tasks, one task a seed, or all tasks if there are no more tasks than seeds. A failed episode
-        counts as the lowest reward of any episode in this evaluation, so that no member gains by failing. `stopped` is
-        a function that returns whether to stop.
+        `seeds` select as many different tasks as there are seeds. If there are fewer tasks, all are taken. A failed
+        episode gets the lowest reward of all episodes here that did not fail, so that no member gains by failing.
+        `stopped` is a function that returns whether to stop.
 
         Raises:
             Stopped: `stopped` returned True.

@@ -151,14 +151,15 @@ class Workflow(ABC):
         self, name: str | None = None, agent: BaseAgent | None = None, trajectory: Trajectory | None = None,
         reset: bool = False,
     ) -> None:  # fmt: skip
-        """Store a copy of a trajectory, given by itself or by its agent, as a part of the episode. A trajectory without
-        steps is not stored.
+        """Store a copy of a trajectory as a part of the episode. Give either the trajectory, or the agent that has it.
+
+        A trajectory without steps is not stored.
 
         Args:
             name: the name of the copy; None keeps the trajectory's name.
             agent: the agent whose trajectory is stored; None if `trajectory` is given.
             trajectory: the trajectory; None if `agent` is given.
-            reset: whether to reset the agent afterwards.
+            reset: whether to reset `agent` afterwards; without effect if `trajectory` is given.
 
         Raises:
             ValueError: not exactly one of `agent` and `trajectory` is given.
@@ -176,8 +177,8 @@ class Workflow(ABC):
             agent.reset()
 
     def collect_trajectories(self) -> list[Trajectory]:
-        """Return the committed trajectories, then those of the workflow's agents that have steps and were not
-        committed."""
+        """Return the committed trajectories, then the trajectories of the workflow's agents that were not committed.
+        A trajectory without steps is left out."""
         rest = [agent.trajectory for agent in self._own(BaseAgent)]
         return [*self._committed, *(each for each in rest if each.steps and each.uid not in self._told)]
 

@@ -80,7 +80,7 @@ def greedy(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None) -> Tensor:
     an environment are adjacent.
 
     Args:
-        cfg, state: the algorithm's configuration and state.
+        cfg, state: the algorithm's configuration, equal for all members, and the members' state.
         obs: `[P, E · K, O]`, the agents' observations.
         legal: `[P, E · K, A]` bool, the legal discrete actions; None if all are.
     """
@@ -97,7 +97,7 @@ def act(cfg: Any, state: Any, obs: Tensor, legal: Tensor, epsilon: Tensor, draw:
     environments. The K agents of an environment are adjacent.
 
     Args:
-        cfg, state: the algorithm's configuration and state.
+        cfg, state: the algorithm's configuration, equal for all members, and the members' state.
         obs: `[P, E · K, O]`, the agents' observations.
         legal: `[P, E · K, A]` bool, the legal discrete actions.
         epsilon: `[P]`, ε.
@@ -128,9 +128,9 @@ def value(cfg: Any, critic: Net, obs: Tensor, actions: Tensor) -> Tensor:
 
     Args:
         cfg: the algorithm's configuration.
-        critic: the critics, of each group of agents.
-        obs: `[P, B, K, O]`, the observations; or `[P, K, B, K, O]` if each agent's critic reads other values. Then axis
-            1 counts the critics, and axis 3 the agents that they observe.
+        critic: the critics; the agents of a group share theirs.
+        obs: `[P, B, K, O]`, the observations; or `[P, K, B, K, O]` if the critics of different agents read different
+            values. Axis 1 then counts the critics, and axis 3 the agents whose observations they read.
         actions: `[P, B, K, A]` or `[P, K, B, K, A]`, the actions as numbers, see `as_numbers`.
     """
     of = agent_groups(cfg)
@@ -266,7 +266,7 @@ def signals(critic: str, cfg: Any, state: Any, batch: Batch) -> dict[str, Tensor
 
     Args:
         critic: the name of the state's field with the critics.
-        cfg, state: the algorithm's configuration and state.
+        cfg, state: the algorithm's configuration, equal for all members, and the members' state.
         batch: the minibatch.
     """
     of, steps = agent_groups(cfg), _Steps.of(cfg, batch)

@@ -176,8 +176,8 @@ def update(cfg: Any, state: State, hp: Hyper, batch: Batch, healthy: Tensor, dra
     `[P]`, which members are still healthy (all their numbers are finite), and the errors `[P, B]`.
 
     Args:
-        cfg, state: the algorithm's configuration and state.
-        hp: hyper-parameters, `[P]` each.
+        cfg, state: the algorithm's configuration, equal for all members, and the members' state.
+        hp: the hyper-parameters that may differ between the P members, by name, `[P]` each.
         batch: a minibatch of B transitions of P members.
         healthy: `[P]` bool, the members that learn.
         draw, turn: have no effect.

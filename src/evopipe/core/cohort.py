@@ -277,10 +277,10 @@ def form(
         widths: the input and output width of every network.
         device: the device of the cohorts' tensors.
         pace: a function that returns a member's `Pace`: its batch size, and when it learns.
-        mode: which members share a cohort, if they learn at the same steps and their architectures have the same
-            `family`. `whole`: all of them. `exact`: those whose architectures have the same `signature`, and whose
-            padded batch sizes are equal. `merged`: as `exact`, but cohorts are merged if the cost model says that this
-            is faster.
+        mode: which members share a cohort. In every mode, they learn at the same steps, and their architectures have
+            the same `family`. `whole`: nothing else is asked. `exact`: their architectures also have the same
+            `signature`, and their padded batch sizes are equal. `merged`: cohorts are formed as in `exact`, and then
+            merged if this is estimated to be faster.
         paths: the fast paths (CUDA graphs, `torch.compile`) that the cohorts use; None for none.
     """
     groups = _group(members, pace, mode, device.type)

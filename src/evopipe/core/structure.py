@@ -126,8 +126,8 @@ class Structure(Protocol):
     def views(self, of: ViewOf) -> Any:
         """Return the parameter tensors that the forward pass reads.
 
-        The function `of` takes (start, rows, columns). It returns a view `[P, rows, columns]` of the rows · columns
-        numbers from index `start` on in every member's flat row.
+        The function `of` takes (start, rows, columns), and returns a view `[P, rows, columns]`: one matrix for each
+        member, whose numbers begin at index `start` of the member's flat row.
         """
 
     def forward(self, views: Any, x: Tensor) -> Tensor:
@@ -211,7 +211,7 @@ class Architecture(Protocol):
     def stack(archs: Sequence[Any], widths: Widths, device: torch.device) -> Structure:
         """Return the structure of one network of several members with these architectures.
 
-        The architectures must be of one family, and ordered by activation.
+        All architectures must have the same `family`, and they must be sorted by their attribute `activation`.
         """
 
     def options(self, bounds: ArchitectureBounds, networks: Sequence[Widths]) -> Iterator[Option]:

@@ -66,8 +66,8 @@ class RowLayout:
             spaces: the environment's spaces.
             masked: whether a row holds the legal actions of the next observation.
             steps: the largest number of environment steps that a transition spans.
-            legal: whether the algorithm's loss needs the legal actions of the observation too (its `MASKED_LOSS`). They
-                are stored only if `masked` is True.
+            legal: whether the algorithm's loss also needs the legal actions of the observation. This is the constant
+                `MASKED_LOSS` of the algorithm's module. These actions are stored only if `masked` is True.
         """
         k, agents = spaces.agents, sum(spaces.by_agent)
         sizes = k * spaces.observations, k * spaces.actions

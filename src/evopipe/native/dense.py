@@ -109,7 +109,7 @@ def plan_of(net: Net, inputs: int, lstm: bool = False) -> LayerPlan | None:
 def run(structure: Any, first: int, layers: Sequence[Any], x: Tensor) -> Tensor | None:
     """Run a structure's dense layers on x `[P, B, inputs]`; return `[P, B, outputs]`, for B inputs of P members.
 
-    Return None if the kernels cannot do it; then torch does it.
+    If the kernels do not support the structure or the tensors, return None; the caller then uses torch.
 
     Args:
         structure: the structure, see `core.padded.Padded`.

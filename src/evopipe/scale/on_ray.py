@@ -165,8 +165,10 @@ class OnRay:
 
     Args:
         cfg: the block `runtime.shards` of the parameters.
-        folder: the project's folder, in which the actors work if it exists on their machine.
-        make: a function that makes a shard's configuration, regime (training loop) and clock from its first message.
+        folder: the project's folder. It becomes an actor's working folder if it exists on the actor's machine; else the
+            actor keeps the folder in which Ray started it.
+        make: a function that takes a shard's first message, and returns the shard's configuration, regime (training
+            loop) and clock.
 
     Raises:
         ResourceError: Ray does not start, is not at the address, or has no room for a shard.

@@ -325,7 +325,7 @@ def find(name: str, folder: str | Path | None = None) -> ZooRow:
 
 
 def load(name: str, folder: str | Path | None = None) -> Policy | TeamPolicy:
-    """Return the policy of a row's elite, the best over all recorded seeds.
+    """Return the policy of a row of the zoo. The policy is the elite (best member) of the best recorded seed.
 
     Args:
         name: the row's name, such as `ppo-cartpole`; `evopipe zoo list` lists the names.
