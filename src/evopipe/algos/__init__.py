@@ -158,8 +158,8 @@ class Algorithm(ModuleType):
 def names(kind: str | None = "env") -> tuple[str, ...]:
     """Return the sorted names of evopipe's own algorithms, followed by those of other packages.
 
-    An algorithm of another package whose regime is unknown counts as one for environments; `get` then reports what is
-    wrong with it.
+    If another package's algorithm does not have a known regime (training loop), it counts as one for environments.
+    `get` then reports what is wrong with it.
 
     Args:
         kind: the kind of problem: `env` for environments, `text` for language models; None for all algorithms.

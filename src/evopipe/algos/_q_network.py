@@ -93,7 +93,7 @@ def recipe(cfg: Any, state: State, hp: Hyper, batch: Batch, alpha: Tensor | None
     The result is None if the kernels cannot make this update; then torch makes it.
 
     Args:
-        cfg, state: the algorithm's configuration and state.
+        cfg, state: the algorithm's configuration, equal for all members, and the members' state.
         hp: the members' values of the hyper-parameters, `[P]` each for P members.
         batch: the minibatch of the update.
         alpha: `[P]`, the weight of the conservative term in the loss of CQN; None for other algorithms.

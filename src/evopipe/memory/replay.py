@@ -66,8 +66,8 @@ class RowLayout:
             spaces: the environment's spaces.
             masked: whether a row holds the legal actions of the next observation.
             steps: the largest number of environment steps that a transition spans.
-            legal: whether the algorithm's loss needs the legal actions of the observation too (its `MASKED_LOSS`). They
-                are stored only if `masked` is True.
+            legal: whether the algorithm's loss also needs the legal actions of the observation. This is the constant
+                `MASKED_LOSS` of the algorithm's module. These actions are stored only if `masked` is True.
         """
         k, agents = spaces.agents, sum(spaces.by_agent)
         sizes = k * spaces.observations, k * spaces.actions
@@ -517,7 +517,7 @@ class Replay:
         return self.draw(self.first(slots), size, u.flatten(1)).view(*u.shape, self.layout.size)
 
     def filled(self, slots: Sequence[int]) -> np.ndarray:
-        """Return the number of rows in the buffer of each of the P members `slots`, `[P]` int64 on the host."""
+        """Return, for each of the P members in `slots`, the number of rows in its buffer, `[P]` int64 on the host."""
         filled: np.ndarray = self.size[self.memory_of(slots)]
         return filled
 
@@ -539,8 +539,8 @@ class Replay:
         return found
 
     def memory_of(self, slots: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Return the index of the buffer of each of the P members `slots`, `[P]` int64, from 0 to M − 1 for M
-        buffers."""
+        """Return, for each of the P members in `slots`, the index of the buffer that it uses, `[P]` int64. With M
+        buffers, an index is from 0 to M − 1."""
         return np.zeros(len(slots), np.int64) if self.memories == 1 else np.asarray(slots) // self.each
 
     def draw(self, first: Tensor, size: Tensor, u: Tensor) -> Tensor:

@@ -139,8 +139,9 @@ class Priority(NamedTuple):
         """Return a pointer to the C struct by which kernels set priorities, and a tuple of the objects that must be
         kept alive with it.
 
-        With the arguments, the kernels set the priorities of the rows `index` `[P, B]` of the members in the slots
-        `slots` `[P]`, from the rows' `errors` `[P, B]`. Without them, the struct only describes the trees.
+        If the arguments are given, the kernels set the priorities of the buffer rows `index` `[P, B]` from the rows'
+        `errors` `[P, B]`, for the members in the `slots` `[P]` (places in the population). If they are None, the
+        struct only describes the sum trees, which hold the priorities.
         """
         tree, kind, (members, n) = _Tree(self.levels), header.of("tree_call"), (0, 0) if index is None else index.shape
         fresh = torch.empty(n + 16)

@@ -128,8 +128,8 @@ class OffPolicy:
             self.nstep.put(rows, windows)
 
     def renew(self, slots: Sequence[int]) -> None:
-        """Prepare these slots (places in the population) for new trials (new members), see `Regime.renew`: begin new
-        episodes.
+        """Begin new episodes in these slots (places in the population), because they get new trials (members with new
+        weights). See `Regime.renew`.
 
         A replay buffer that belongs to one of these slots alone is emptied.
         """
@@ -145,6 +145,17 @@ class OffPolicy:
                 self._watched.into(self.replay)
             self.replay.clear(slots)
             self._fill(slots)
+
+    def reopen(self, kwargs: Mapping[str, Any]) -> None:
+        """Make the environments anew with these keyword arguments; see `Taught`. The replay buffer keeps its rows."""
+        assert isinstance(self.world, World)
+        self.whole = False
+        self.world.reopen(kwargs)
+        if self.nstep is not None:
+            self._gather_windows()
+            self._windows = self.nstep
+            self.nstep.forget(np.arange(self.world.pool.rows))
+        self.whole = True
 
     def ended(self) -> np.ndarray:
         """Return the mean return of the training episodes that ended in this generation, `[P]`, for each of the P slots

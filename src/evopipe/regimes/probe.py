@@ -46,8 +46,8 @@ class Probe:
         spec: the run's configuration.
         clock: the run's clock.
         offline: whether members learn from a dataset alone.
-        sparse: whether to leave out the extra update in some generations, if generations have few updates; for
-            environments that are tensors, whose generations are short.
+        sparse: whether some generations have no extra update if generations have few updates. This is for environments
+            that are tensors, because their generations are short.
 
     Attributes:
         diagnostics: the metrics that were recorded in the present generation.

@@ -106,6 +106,7 @@ class Record:
         champion: the best member so far; None before the first evaluation.
         children: the members of the next generation; empty after the last one.
         restored: whether all members diverged, so that the run went back to an earlier generation.
+        curriculum: the keyword arguments of the environments in which members trained; None without a curriculum.
     """
 
     generation: int
@@ -114,6 +115,7 @@ class Record:
     champion: Best | None = None
     children: tuple[Born, ...] = ()
     restored: Annotated[bool, Field(exclude_if=lambda restored: not restored)] = False
+    curriculum: Annotated[dict[str, Any] | None, Field(exclude_if=lambda curriculum: curriculum is None)] = None
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = _RECORD.dump_python(self, mode="json")
@@ -164,7 +166,8 @@ def descent(records: Iterable[Record], member: int) -> list[dict[str, Any]]:
 
 
 def in_lockstep(records: Sequence[Record]) -> bool:
-    """Return whether all members trained in every generation, and no trial began after the first generation."""
+    """Return whether all members trained in every generation, and no new trial (a member with initial weights) began
+    after the first generation."""
     first, *rest = records
     everybody = all(len(record.members) >= len(first.children) for record in rest)
     return everybody and all(child.parent_slot is not None for record in rest for child in record.children)

@@ -173,8 +173,10 @@ class TrackedRun:
 
 
 def about_of(params: Mapping[str, Any]) -> str:
-    """Return the id of the environment, or the task of language models, from parameters in the layout of
-    `params.yaml`."""
+    """Return what a run is about: the value of `env.id`, or of `language.task` if it trains language models.
+
+    `params` are parameters in the layout of `params.yaml`.
+    """
     (found,) = (str(value) for name, value in leaves(params) if name in layout.ABOUT)
     return found
 

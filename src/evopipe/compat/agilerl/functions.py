@@ -66,7 +66,7 @@ def train_off_policy(
             None for no checkpoints.
         checkpoint_path: the beginning of the folders' names.
         overwrite_checkpoints: whether only the last checkpoints are kept.
-        save_elite: whether the best agent is written, as `evopipe.load` reads it.
+        save_elite: whether the best agent is written to `elite_path`; `evopipe.load` reads it.
         elite_path: where the best agent is written.
         wb: whether metrics go to Weights & Biases.
         verbose: whether progress is printed.

@@ -24,7 +24,7 @@ class Ends:
     """The result of the step that led to a `TeamObservations`, before environments without agents were reset.
 
     Attributes:
-        obs: the observations after the step; at the end of an episode its last ones.
+        obs: the observations after the step. Where the step ended an episode, they are the last ones of that episode.
         terminated, truncated: bool `[n]` by agent: whether the step terminated or truncated the agent's episode in each
             of the n environments.
     """
