@@ -347,8 +347,10 @@ class MultiTurnWorkflow(Workflow):
 
 
 class CumulativeWorkflow(MultiTurnWorkflow):
-    """A workflow of one agent in one environment, in which all completions and observations of the episode together
-    have at most as many tokens as one completion may have."""
+    """A workflow of one agent in one environment, with one limit on the tokens of the whole episode.
+
+    The limit is that of a single completion. It holds for all completions and observations of the episode together.
+    """
 
     cumulative = True
 

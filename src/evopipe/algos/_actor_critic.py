@@ -181,15 +181,15 @@ def clipped_double_loss(
 
 
 def recipe(critic: str, cfg: Any, state: Any, hp: Hyper, batch: Batch, close: bool = False) -> Recipe | None:
-    """Return the `Recipe` by which the C kernels make a whole update of a deterministic actor and its critics.
+    """Return the `Recipe` with which the C kernels make a whole update of a deterministic actor and its critics.
 
-    The result is None if the kernels cannot do the update; then torch does it.
+    The result is None if the kernels cannot make this update; then torch makes it.
 
     Args:
         critic: the name of the state's field with the critics.
         cfg, state: the algorithm's configuration, equal for all members, and the members' state.
         hp: the hyper-parameters that may differ between the P members, by name, `[P]` each.
-        batch: the minibatch of the update, of which only the type and the width of observations count.
+        batch: the minibatch of the update. Only the type and the width of its observations matter.
         close: whether the actor's loss is that of TD3+BC, which stays close to the actions of a dataset.
     """
     if not build.serve_wholly(batch.obs) or getattr(state, "encoder", None) is not None:
@@ -204,8 +204,11 @@ def recipe(critic: str, cfg: Any, state: Any, hp: Hyper, batch: Batch, close: bo
 
 
 def choice(cfg: Any, state: Any) -> Choice | None:
-    """Return the `Choice` by which the C kernels choose actions as `act` does. Return None if they cannot; then torch
-    chooses. `cfg` and `state` are the algorithm's configuration and state."""
+    """Return the `Choice` with which the C kernels choose actions as `act` does.
+
+    The result is None if the kernels cannot choose these actions; then torch chooses. `cfg` and `state` are the
+    algorithm's configuration and state.
+    """
     plain = cfg.noise == "gaussian" and getattr(state, "encoder", None) is None
     return Choice(state.actor, "noisy", cfg.noise_sd) if plain else None
 

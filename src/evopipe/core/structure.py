@@ -106,12 +106,16 @@ class Structure(Protocol):
     def memory(self) -> int: ...
 
     def pack(self, rows: Sequence[Tensor]) -> Tensor:
-        """Return rows `[P, N]` of this structure that hold the members' own flat rows, `[n_p]` for member p, with zeros
-        as padding."""
+        """Return rows `[P, N]` of this structure, in which zeros are the padding.
+
+        `rows` has the flat row of each member without padding: for member p the `[n_p]` numbers of its parameters.
+        """
 
     def unpack(self, packed: Tensor) -> list[Tensor]:
-        """Return the members' own flat rows, `[n_p]` for member p, as copies without padding, from rows `[P, N]` of
-        this structure."""
+        """Return the flat row of each member without padding: for member p the `[n_p]` numbers of its parameters.
+
+        `packed` `[P, N]` are rows of this structure, with padding. The result holds copies.
+        """
 
     def part(self, first: int, end: int | None, every: int = 1) -> Structure:
         """Return the structure of the rows in the slice `first:end:every`; if `end` is None, the slice goes to the last

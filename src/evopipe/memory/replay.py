@@ -295,9 +295,9 @@ class Replay:
 
     Attributes:
         frames: the storage of the images' columns, as bytes; None without images.
-        rows: `[M, capacity, size]`, the transitions without the columns that `frames` stores.
+        rows: `[M, capacity, width]`, the transitions without the columns that `frames` stores.
         position: `[M]` int64 on the host, the index at which the next row of each buffer is written.
-        size: `[M]` int64 on the host, the number of rows in each buffer.
+        size: `[M]` int64 on the host, the number of rows that each buffer holds.
     """
 
     def __init__(
@@ -330,11 +330,10 @@ class Replay:
         return self.rows.view(-1, self.rows.shape[2])
 
     def add(self, rows: np.ndarray, keep: np.ndarray, each: int | None = None) -> None:
-        """Append n transitions to each of the M buffers, `[M, n, size]` packed rows; a full buffer overwrites its
-        oldest rows.
+        """Append n transitions to each of the M buffers. A full buffer overwrites its oldest rows.
 
         Args:
-            rows: n packed transitions for each buffer.
+            rows: `[M, n, layout.size]`, n packed transitions for each buffer.
             keep: `[M, n]` bool. Transitions where it is False are left out, and so are transitions that are not finite.
             each: the number of neighbouring transitions, along the axis n, that come from one environment, in order of
                 time. The default is `layout.steps`, as in the result of `NStep.add`. Only buffers with images use it.
@@ -438,9 +437,9 @@ class Replay:
             beta: `[]`, the exponent β of importance sampling.
 
         Returns:
-            The transitions `[P, B, size]`, their row indices `[P, B]`, and `weight` times the importance weights (N ·
-            p)^−β, `[P, B]`. Here p is the probability with which a row was drawn. Importance weights are divided by the
-            member's largest.
+            The transitions `[P, B, layout.size]`, their row indices `[P, B]`, and `weight` times the importance
+            weights (N · p)^−β, `[P, B]`. Here p is the probability with which a row was drawn. Importance weights are
+            divided by the member's largest.
         """
         index, weight = self._by_priority(slots, size, u, weight, beta)
         return self._rows(index, first), index, weight

@@ -117,7 +117,7 @@ class Probe:
         self, cohorts: Sequence[Cohort], more: Callable[[Cohort], Mapping[str, Tensor]] = lambda cohort: {},
         tally: Tally | None = None,
     ) -> None:  # fmt: skip
-        """Record the metrics of members that are known only when a generation ends.
+        """Record those metrics of the members that are known only at the end of a generation.
 
         These metrics are learning rates, the norm of the weights, and the updates per step.
 

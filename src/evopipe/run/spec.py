@@ -117,9 +117,10 @@ class Spec(ABC):
 
     @abstractmethod
     def misfit(self, member: Member, first: Member) -> str | None:
-        """Return how a member's networks differ from the configured ones or from the first member's; None if they fit.
+        """Return how the networks of `member` differ from the configured networks, or from those of `first`.
 
-        The text is the end of a sentence that begins with "member 3".
+        `first` is the first member of the population. The result is None if the networks fit; else it is the end of a
+        sentence that begins with "member 3".
         """
 
     @property
@@ -528,8 +529,9 @@ def first_members(spec: Spec, size: int) -> tuple[list[Member], list[Mutation]]:
 def go_on(spec: Spec, trained: Sequence[Member], fresh: Sequence[Member]) -> tuple[list[Member], list[Mutation]]:
     """Return a population that continues from trained members, and its mutations (all `NONE`).
 
-    Each member of `fresh` is replaced by a copy of a trained one, with the slot, id and key of the fresh member.
-    Trained members are used in order, and again from the first if there are fewer of them.
+    Each new member in `fresh` is replaced by a copy of a trained member. The copy gets the slot (place in the
+    population), the id and the random key of the new member. Trained members are used in order. If there are too few,
+    they are used again from the first.
 
     Raises:
         DataError: the trained members have other networks than the configuration asks for.

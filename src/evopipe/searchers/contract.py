@@ -112,10 +112,10 @@ class History:
 
     Attributes:
         members: every slot's member, in the order of slots.
-        records: the lineage, one record a generation; the first is of the initial members.
+        records: the lineage, one record for each generation. The first record is that of the initial members.
         generation: the number of generations that are over.
         spent: environment steps so far, of training, evaluation and confirmation.
-        trials: the number of the next new trial; the initial members and all earlier trials have lower numbers.
+        trials: the number that the next new trial gets. Initial members and earlier trials have lower numbers.
     """
 
     members: Sequence[Living]

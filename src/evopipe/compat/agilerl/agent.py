@@ -88,8 +88,11 @@ class Agent(View):
 
     @classmethod
     def viewing(cls, breed: Breed, member: Member, mutation: Mutation = NONE, spared: bool = False) -> Self:
-        """Return an agent that is a view of the member `member`. The arguments are those of `Agent`, also in subclasses
-        such as `DQN`, whose constructors take spaces instead."""
+        """Return an agent that is a view of the member `member`.
+
+        The arguments are those of `Agent`, for every subclass. (The constructors of subclasses such as `DQN` take
+        spaces instead.)
+        """
         found = cls.__new__(cls)
         Agent.__init__(found, breed, member, mutation, spared)
         return found
