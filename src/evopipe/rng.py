@@ -197,8 +197,11 @@ class Stream:
         return Stream(_part(self.keys, name), self.purpose, self.step)
 
     def parts(self, count: int) -> Stream:
-        """Return `part(1)` to `part(count)` as one stream with `count · P` keys: all members' keys of part 1, then of
-        part 2 and so on."""
+        """Return the streams `part(1)` to `part(count)` as one stream, with `count · P` keys for P members.
+
+        First come the P keys of `part(1)`, then those of `part(2)`, and so on. The method `part` gives independent
+        draws.
+        """
         keys = torch.cat([_part(self.keys, name) for name in range(1, count + 1)])
         return Stream(keys, self.purpose, self.step)
 

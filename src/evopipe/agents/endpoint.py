@@ -439,12 +439,14 @@ async def serve(
     decode: Callable[[Sequence[Request]], Sequence[Reply]], served: str, port: int,
     ready: Callable[[Connection], None], stopped: Callable[[], bool],
 ) -> list[AgentSession]:  # fmt: skip
-    """Run an endpoint until `stopped` returns True; return the sessions that clients have named in the address or
-    header, at most the last 1024.
+    """Run an endpoint until `stopped` returns True; return the sessions that have a key, at most the last 1024.
+
+    A client begins such a session with a request that has a new key, in the address `/s/KEY/v1` or in the header
+    `X-Session`.
 
     Args:
-        make: a function that returns the model of a session. It is called with the session's key and a coroutine
-            function that takes a request and returns the reply.
+        make: a function (key, ask) that returns the model of a session. `key` is the session's key, and `ask` a
+            coroutine function that takes a request and returns the reply.
         decode: a function that completes a list of requests, and returns the replies in the same order.
         served: the model's name.
         port: the port on loopback; 0 takes a free port.

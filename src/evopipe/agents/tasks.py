@@ -84,9 +84,12 @@ async def alone(
 ) -> tuple[_T | None, Exception | Hung | None]:
     """Run a coroutine function within a time limit; return its result and None, or None and its exception.
 
-    `turns` is the context manager that is entered for each step of the coroutine; its method `left` returns the seconds
-    that remain. The exception is a TimeoutError if the time is up. At the end, tasks that the coroutine started are
-    cancelled; a task that does not end within `grace` seconds of being cancelled is abandoned.
+    The time limit is that of `turns`: its method `left` returns the seconds that remain, or None if there is no limit.
+    `turns` is a context manager, which is entered whenever the event loop continues the coroutine. If the time is up,
+    the exception is a TimeoutError.
+
+    At the end, tasks that the coroutine started are cancelled. If a task does not end within `grace` seconds after
+    that, it is abandoned.
     """
     brood = Brood(set(), turns)
     token = _brood.set(brood)

@@ -207,7 +207,7 @@ class Workflow(ABC):
         return episode
 
     def compute_trajectory_reward(self, trajectory: Trajectory) -> None:
-        """Set a trajectory's reward to the sum of its steps' rewards, if any of these is not 0."""
+        """Set a trajectory's reward to the sum of its steps' rewards. If all of these are 0, it stays as it is."""
         if any(step.reward for step in trajectory.steps):
             trajectory.reward = float(sum(step.reward for step in trajectory.steps))
 

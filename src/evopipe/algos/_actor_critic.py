@@ -231,7 +231,7 @@ def learn(
 ) -> Learned:  # fmt: skip
     """Take the gradient steps of an actor-critic update, in place.
 
-    Return losses, errors, and which members are still healthy (all their numbers are finite).
+    Return the two tensors of `found`, and which members are still healthy (all their numbers are finite).
 
     Args:
         state: the algorithm's state.

@@ -81,8 +81,11 @@ class AgentGroups:
     def seen(self) -> list[int]:
         """Which columns of the agents' observations a centralised critic reads, as indices.
 
-        The `plain` columns of all agents are put side by side, and the padding of shorter observations is left out. If
-        2 agents observe 2 and 3 numbers, column 2 of the 6 columns is padding, and the indices are [0, 1, 3, 4, 5].
+        The observations of all agents are put side by side, without columns of images, and each padded to the same
+        width. The indices are those of the columns that are not padding.
+
+        For example, one agent observes 2 numbers and another 3. Both observations have 3 columns, together 6. Column 2
+        is padding, and the indices are [0, 1, 3, 4, 5].
         """
         n = len(self.plain)
         return [i * n + j for i, own in enumerate(self.team.observations) for j, c in enumerate(self.plain) if c < own]

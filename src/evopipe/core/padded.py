@@ -40,8 +40,9 @@ def round_up(value: float, multiple: int) -> int:
 def widest(archs: Sequence[Arch]) -> Arch:
     """Return the smallest architecture in which all of `archs` fit.
 
-    Each layer has the largest of its widths in `archs`, rounded up. It is a blended layer, which can be skipped, if one
-    of `archs` lacks or blends it. A residual block need not be blended: for a member that lacks it, its padding adds 0.
+    Each layer has the largest of its widths in `archs`, rounded up. A layer that one of `archs` lacks becomes a blended
+    layer, which can be skipped; so does a layer that is blended in one of them. Residual blocks are never blended: if a
+    member lacks one, its padding adds 0.
     """
 
     def room(parts: Sequence[Sequence[Block]], residual: bool = False) -> tuple[Block, ...]:
@@ -96,7 +97,8 @@ class Padded:
     The class implements the protocol `Structure`, which documents the methods that have no docstring here.
 
     Args:
-        archs: the members' architectures, ordered by activation, with equal convolutions.
+        archs: the members' architectures. Those with the same activation must be side by side, and all must have the
+            same convolutions.
         widths: the input and output width of the network.
         device: the device of the structure's masks.
     """

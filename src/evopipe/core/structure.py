@@ -40,11 +40,10 @@ class Widths(NamedTuple):
 
     @property
     def joins(self) -> bool:
-        """Whether the network is a head that reads inputs of its own in addition to the latent. Such a head must have a
-        hidden layer.
+        """Whether the network is a head that reads other inputs, such as actions, in addition to the encoder's output.
 
-        Without a hidden layer, Q(s, a) would be the sum of a term of s and a term of a, and the best action would be
-        the same in every state.
+        Such a head must have a hidden layer. Without one, Q(s, a) would be the sum of a term of s and a term of a, and
+        the best action would be the same in every state.
         """
         return self.role == "head" and self.inputs > 0
 

@@ -77,10 +77,11 @@ class TeamRows:
     Args:
         cfg: the block `env` of `params.yaml`.
         numbers: the indices (rows) of these environments in the pool.
-        made: environments that are constructed already, for the first of these rows.
+        made: environments that already exist. The first rows get them; for the other rows, environments are made.
         masked: a flag `[1]` that this object sets to True if an environment has action masks.
-        turn: a number `[1]` by which a watchdog knows which environment hangs. This object sets it to the environment's
-            row before each reset or step, and to a new negative number after each construction.
+        turn: an array `[1]` that tells a watchdog what happens, so that it can find an environment that hangs. While an
+            environment is reset or stepped, the number is its row. Each time an environment has been constructed, it is
+            another negative number.
 
     Raises:
         ParamsError: the environment is unknown, or its spaces are not supported.

@@ -58,9 +58,9 @@ class Base:
         pad: the token that fills up shorter rows; masks exclude it.
         device: the device of the model.
         rows_at_once: how many rows of each member the model computes at a time; None for all.
-        exact: whether a member's results must have the same bits whatever other members are in the batch. Columns of
-            pads are then computed too.
-        length: the most tokens of a row, if members are small GPTs (see `tokens_alone`); else 0.
+        exact: whether a member's results must have the same bits whatever other members are in the batch. If so, even
+            columns that hold nothing but pads are computed.
+        length: the most tokens of a row, if members are small GPTs (see the function `tokens_alone`); else 0.
         special_tokens: whether the names of special tokens in texts of datasets and environments become these tokens.
         together: the processes among which rows are divided.
         hooked: the registered forward hooks, see `hooks`.

@@ -99,11 +99,11 @@ def generate(
         group: completions of each prompt.
         limit: the most tokens of a completion.
         sampling: settings of sampling.
-        keys: random keys of the members, `[P]`; or of each of their R = B · `group` completions, `[P, R]`, whose draws
-            are then the same in any batch.
+        keys: random keys, either `[P]`, one for each member, or `[P, R]`, one for each of a member's R = B · `group`
+            completions. With `[P, R]`, a completion's draws do not depend on its place in the batch.
         when: a number, such as that of the training step, that fixes the random draws together with `keys`.
-        leave: whether finished completions leave the batch, which saves time. If False, a member's results have the
-            same bits with any neighbours.
+        leave: whether finished completions leave the batch, which saves time. If False, they stay, and a member's
+            results have the same bits whatever other members are in the batch.
         stop: for each of the P · B prompts, the texts that end its completions; empty for none.
     """
     members, prompts, _ = ids.shape

@@ -93,7 +93,10 @@ class Corpus:
         up shorter rows.
 
         If rows have two answers, the batch has 2 n rows: first all n with their first answer, then all n with their
-        second. The reward of a `labelled` row is 1 if it has its own completion and that is desirable, else 0.
+        second.
+
+        Rewards are set only if the dataset's form is `labelled`. Among the first n rows, a reward is 1 if the
+        completion is desirable, else 0. The rewards of the last n, which have completions of other rows, are 0.
         """
         ids, real = self.prompt_batch(index, pad)
         answers = [answer[int(i)] for answer in self.answers for i in index]

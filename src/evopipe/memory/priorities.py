@@ -106,9 +106,10 @@ class Priorities:
 
         Args:
             slots: `[P]` int64, the P members, by their places in the population.
-            index: `[P, B]` int64, B rows of each member's buffer. If a row occurs several times, the largest size of
-                its errors counts.
-            errors: `[P, B]`, the rows' errors, of either sign. A NaN leaves the row's priority as it was.
+            index: `[P, B]` int64, B rows of each member's buffer. If a row occurs several times, the error with the
+                largest absolute value counts.
+            errors: `[P, B]`, the rows' errors, positive or negative. If an error is NaN, the row's priority does not
+                change.
         """
         if build.serve(self.largest):
             native.update(self.levels, slots, index, errors, self.alpha, LEAST, MOST, self.largest)

@@ -63,7 +63,7 @@ def gumbels(draw: Stream, n: int) -> Tensor:
 
 @cache
 def alone(observations: int, actions: int) -> Places:
-    """Return the `Places` (the description of a team) of a single agent with this many observations and actions."""
+    """Describe a single agent to the C kernels, as a team of one, with these widths of its observation and action."""
     return Places((observations,), (actions,))
 
 

@@ -143,11 +143,11 @@ def load(target: str = "native") -> Any:
     """Return the kernels as a library, compiled by the first compiler that works: the one in `CC`, cc, gcc or clang.
 
     A library that was compiled before is loaded from the cache. `target` is the instruction set: `native` for all that
-    this processor has, or `portable`; see `TARGETS`. If no compiler works, the kernels that the wheel brought are
-    loaded, if there are any. Errors of compilers that fail are printed to stderr, once.
+    this processor has, or `portable`; see `TARGETS`. If no compiler works, the compiled kernels in evopipe's wheel are
+    loaded, if it has some. Errors of compilers that fail are printed to stderr, once.
 
     Raises:
-        NoKernels: there is no compiler, none works, or this processor lacks the instructions.
+        NoKernels: no compiler works, and the wheel has no kernels; or this processor lacks the instructions.
     """
     if target == "portable" and not _has_instructions():
         raise NoKernels("this processor has no AVX2, for which the portable kernels are made")

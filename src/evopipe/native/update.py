@@ -58,8 +58,9 @@ class Job(NamedTuple):
     """A packed C struct that describes the updates of some learners.
 
     Attributes:
-        place: the memory address of the critic's parameters, by which `known` notices that they were moved.
-        given: the learners and arguments from which the struct was made, see `known`.
+        place: the memory address of the critic's parameters. If they have moved, the struct is made anew.
+        given: the learners and arguments from which the struct was made. With other ones, it is made anew (see the
+            function `known`).
         pointer: a pointer to the struct.
         held: the tensors that the struct points to, which must be kept alive.
     """
@@ -123,9 +124,9 @@ def rows(net: Net, adam: Adam | None, members: int) -> dict[str, Any]:
     """Return the fields of a C struct that say where a network's parameters and its Adam moments are in memory.
 
     Args:
-        net: the network.
+        net: the network; its parameters are flat rows.
         adam: its Adam moments; None for a network that does not learn.
-        members: the number of members, among which the network's rows are divided.
+        members: the number of members. Each has the same number of rows, for example one for each critic.
     """
     moments = {} if adam is None else {
         "mean": at(adam.mean), "square": at(adam.square), "steps": at(adam.steps),

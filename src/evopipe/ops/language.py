@@ -79,16 +79,17 @@ def without_spread(reward: Tensor, size: int) -> Tensor:
 
 
 def refill(empty: Tensor, full: Tensor) -> Tensor:
-    """Choose for each of G places its own item or, if the place is empty, a spare item: int64 `[P, G]`.
+    """Choose which groups of completions to learn from: int64 `[P, G]`, for G groups of each of P members.
 
-    Each of P members has G own items, one per place, and G spare items. In the result, n < G means the own item n, and
-    G + n the spare item n. The first empty place gets the first usable spare item, the second the second, and so on.
-    Once none is left, empty places keep their own items. Items are groups of completions; those with equal rewards are
-    replaced.
+    Each member has G groups, and G spare groups. A group is a prompt with its completions; if all of these have the
+    same reward, it teaches nothing, and a spare group replaces it. The first group to replace gets the first usable
+    spare group, the next one the next, and so on. If no usable spare group is left, a group stays.
+
+    In the result, a number n < G means the member's group n, and G + n means its spare group n.
 
     Args:
-        empty: `[P, G]` bool, the places to fill.
-        full: `[P, G]` bool, the usable spare items.
+        empty: `[P, G]` bool, the groups to replace.
+        full: `[P, G]` bool, the usable spare groups.
     """
     size, nth = empty.shape[1], empty.cumsum(dim=1)  # from 1
     first = (~full).to(torch.int8).argsort(dim=1, stable=True)  # those of use before all others

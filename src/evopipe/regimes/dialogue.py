@@ -108,7 +108,7 @@ class Completer:
             written: R completions of each of P members.
             index: the completions' prompts, as row numbers of the dataset.
             group: the number of completions of each prompt.
-            judge: a function that computes the rewards, like the attribute `judge`; None for the attribute itself.
+            judge: a function that computes the rewards; None for the function in the attribute `judge`.
         """
         told, together = written.log_prob.new_zeros(len(written.ids), written.ids.shape[1] + 1), self.spec.base.together
         if together.leads:
@@ -408,16 +408,17 @@ def scored_anew(spec: TextSpec, cohort: Cohort, text: Text) -> Text:
 def corrected(spec: TextSpec, cohort: Cohort, text: Text, drawn: Tensor | None, probe: Probe) -> tuple[Text, Tensor]:
     """Correct the advantages of tokens that older weights or another engine generated, by importance weights.
 
-    Return the text with each advantage multiplied by its importance weight, and the drift `[P]` of the P members: each
-    member's largest difference between a token's log-probability now and when it was generated. Of the loss, this
-    corrects the policy term only, as in TRL. The drift, and the share of importance weights that were bounded, are
-    recorded as metrics.
+    Return the text, with each advantage multiplied by its importance weight, and the drift `[P]` of the P members. A
+    token's log-probability now differs from the one with which it was generated; the drift is a member's largest such
+    difference. Only the policy term of the loss uses the advantages, so no other term is corrected, as in TRL.
+
+    Two metrics are recorded: the drift, and the share of importance weights that were bounded.
 
     Args:
         spec: the run's configuration, with the kind of correction.
         cohort: the members, which are computed as one batch.
         text: the text, with log-probabilities under the members' present weights, see `scored_anew`.
-        drawn: the log-probabilities with which the tokens were generated; they must not be None.
+        drawn: the log-probabilities with which the tokens were generated. None is not allowed here.
         probe: the recorder of metrics.
     """
     assert text.log_prob is not None

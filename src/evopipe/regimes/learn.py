@@ -247,8 +247,10 @@ class ReplayLearning:
         """Return the updates that each cohort (group of members that train as one batch) has to make at this tick: for
         a cohort of P members, a list of 2 + P numbers.
 
-        The numbers are: how many updates are due, the position (`turn`) of the first update in the algorithm's period,
-        and the number of transitions in each member's replay buffer.
+        The first number is how many updates are due. The second is the position of the first of them in the
+        algorithm's period, from 0. (A period is the number of updates after which their pattern repeats, for example 2
+        if every second update leaves out the policy.) The other P numbers count the transitions in each member's
+        replay buffer.
         """
         tick, envs = self._clock.here, self._clock.envs
         each, period, size = self._spec.train.replay.at_once(self._clock.living), self._spec.period, self.replay.size

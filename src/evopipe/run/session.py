@@ -175,8 +175,8 @@ class Session(Generic[JobT]):
         """Train from the last checkpoint, or from the start if there is none, to the end; return the best member as
         `Champion`.
 
-        The run is saved at most every `home.seconds`, and at its end. `between` is called between two steps of
-        training.
+        The run is saved again and again, with at least `home.seconds` between two saves (see `Home`), and at its end.
+        `between` is called after each step of training.
 
         Raises:
             DataError: every checkpoint is damaged.

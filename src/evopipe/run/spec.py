@@ -506,9 +506,9 @@ def fresh(
 def first_members(spec: Spec, size: int) -> tuple[list[Member], list[Mutation]]:
     """Return the initial population of `size` members, and the mutation that made each member.
 
-    Members are mutated only if `evolution.mutation.before_training` is True. For search strategies that draw
-    hyper-parameters, the members' values are drawn from the search space; those of the first member follow
-    `search.first`.
+    Members are mutated only if `evolution.mutation.before_training` is True; else the mutation is `NONE`. Some search
+    strategies draw hyper-parameters. With these, the members' values are drawn from the search space; `search.first`
+    says whether the first member's are drawn too, or are the configured ones.
     """
     keys = [int(key) for key in rng.member_keys(spec.seed, range(size))]
     values: list[dict[str, float]] = [{} for _ in keys]

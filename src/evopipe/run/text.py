@@ -29,8 +29,8 @@ class TextSpec(Spec):
         language: the block `language` of the parameters.
         train: the block `train` of the parameters.
         base: the base model with its tokenizer.
-        begun: the architecture of the initial members if they are small GPTs of an earlier run; None for that of
-            `language.gpt`.
+        begun: the architecture of the initial members, if these are small GPTs that an earlier run trained. If None,
+            small GPTs get the architecture that `language.gpt` describes.
     """
 
     language: LanguageConfig

@@ -68,12 +68,14 @@ class Search(Stateless):
         self.ends = [*(change.steps for change in config.changes), *([config.steps] if config.steps else [])]
 
     def plan(self, history: History, draw: Draw) -> Plan | None:
-        """Plan the training of all members until the next change, the end of the schedule, or the end of a generation.
+        """Plan the training of all members until the next change or the end of the schedule, but for at most one
+        generation.
 
-        The result is None after the end of the schedule.
+        The result is None if the schedule has ended.
 
         Raises:
-            ParamsError: a change names a hyper-parameter that the algorithm does not have, or that may not change.
+            ParamsError: a change names something that is no hyper-parameter of the algorithm, or one that must stay
+                constant.
         """
         known = history.members[0].hyper
         for place, change in enumerate(self.config.changes):

@@ -244,7 +244,10 @@ class ZooRow:
         return {seed: found for seed, found in self.seeds().items() if found.params == self.key}
 
     def over(self) -> Over | None:
-        """Return statistics of the row's results over the seeds in `trained()`; None if there are none."""
+        """Return statistics of the row's results over its seeds; None if there are no results.
+
+        Only results of the pipeline's present parameters count, as the method `trained` returns them.
+        """
         found = [*self.trained().values()]
         if not found:
             return None

@@ -188,7 +188,10 @@ def device_of(device: Any) -> str:
 
 
 def one_process(accelerator: Any) -> None:
-    """Raise a UsageError if an Accelerate `Accelerator` has more than one process. None is accepted."""
+    """Raise a UsageError if an Accelerate `Accelerator` has more than one process.
+
+    If the argument is None, there is no accelerator, and nothing is raised.
+    """
     if accelerator is not None and getattr(accelerator, "num_processes", 1) > 1:
         raise UsageError(
             f"accelerator: it has {accelerator.num_processes} processes, and evopipe trains all members in one: start "

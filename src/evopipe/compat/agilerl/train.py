@@ -220,8 +220,9 @@ class Call(SimpleNamespace):
     """The arguments of one call of a training function, as attributes named as in the function's signature, such as
     `pop`, `mutation` and `tournament`.
 
-    Two more attributes hold parameters of the run that replace the population's own: `train` those of the block `train`
-    of `params.yaml`, and `block` those of the algorithm's block `algos.<name>`.
+    There are two more attributes, `train` and `block`. They hold parameters that the call sets, in place of those with
+    which the population was created. `train` has parameters of the block `train` of `params.yaml`; `block` has
+    parameters of the algorithm's block, `algos.<name>`.
 
     Args:
         arguments: the arguments by name.
@@ -353,10 +354,10 @@ class Call(SimpleNamespace):
         Args:
             warm: transitions that agents learn from before their own, or the dataset of offline training; None for
                 none.
-            collect: a function that collects rollouts of `ticks` steps for all members, called with (regime, ticks),
-                where the regime is the training loop; see `evopipe.parts.OnPolicy`. None for evopipe's own collection.
-            adopt: a function that is called at the end with the training regime, which holds the replay buffer; None
-                for none.
+            collect: a function (regime, ticks) that collects rollouts for all members. `regime` is the training loop,
+                see `evopipe.parts.OnPolicy`, and `ticks` the number of steps. None: evopipe collects them.
+            adopt: a function that is called once, after the training. Its argument is the training loop, which holds
+                the replay buffer. None for no such function.
         """
         params = self.params()
         spec = make_spec(params, configure(params.runtime))
