@@ -161,8 +161,8 @@ class Base:
         Args:
             prompt: a text or a list of messages. Special tokens in it are plain text, unless `special_tokens` is true.
             chat: whether a text is shown as a message of the user through the chat template.
-            system: the system message, or for a plain text its beginning; None for none. Special tokens in it take
-                effect.
+            system: the system message of the chat. If the prompt is shown as plain text, it begins that text. Special
+                tokens in it take effect. None for no system message.
             go_on: whether the model continues the last message instead of beginning its own.
             tools: the schemas of tools that the template shows, in the form of OpenAI's API.
 
@@ -186,7 +186,8 @@ class Base:
             prompt: a text or a list of messages.
             completions: the texts of the completions.
             chat: whether a text is shown as a message of the user through the chat template.
-            system: the system message, or for a plain text its beginning; None for none.
+            system: the system message of the chat. If the prompt is shown as plain text, it begins that text. None for
+                no system message.
             go_on: whether the completions continue the last message instead of beginning a new one.
 
         Raises:
@@ -216,17 +217,17 @@ class Base:
     def conversation(
         self, messages: Sequence[Mapping[str, str]], system: str | None
     ) -> tuple[list[int], list[tuple[list[int], bool]]]:
-        """Return the tokens of a chat before its first answer, and the rest of the chat in pieces, each with a flag
-        that is true for an answer.
+        """Return the tokens of a chat before its first answer, and the pieces of the rest of the chat.
 
-        An answer is a message of the assistant with the end of its turn; members learn to write answers. The other
-        pieces are the text between answers. `system` is a system message that is put first; None for none. The chat is
-        tokenised as one text, which is then cut. If a token would lie on both sides of a cut, the text after the cut is
-        tokenised separately.
+        Each piece is a pair (tokens, whether it is an answer). An answer is a message of the assistant with the end of
+        its turn; members learn to write answers. The other pieces are the text between answers.
+
+        The chat is tokenised as one text, which is then cut. If a token would lie on both sides of a cut, the text
+        after the cut is tokenised separately. `system` is a system message that begins the chat; None for none.
 
         Raises:
-            DataError: there is no chat template, it refuses the messages, or it changes the content of an answer
-                without marking with `{% generation %}` what the model writes.
+            DataError: there is no chat template, or it refuses the messages. Or the template changes the content of an
+                answer, and does not mark with `{% generation %}` what the model writes.
         """
         told, own = self._messages(messages, system)
         shown = self._shown(told, own)

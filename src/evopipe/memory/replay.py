@@ -330,14 +330,14 @@ class Replay:
         return self.rows.view(-1, self.rows.shape[2])
 
     def add(self, rows: np.ndarray, keep: np.ndarray, each: int | None = None) -> None:
-        """Append n transitions to each of the M buffers, `[M, n, size]` packed rows; a full buffer overwrites its
-        oldest rows.
+        """Append n transitions to each of the M buffers. A full buffer overwrites its oldest rows.
 
         Args:
-            rows: n packed transitions for each buffer.
+            rows: `[M, n, size]`, n packed transitions for each buffer, each a row of `layout.size` numbers.
             keep: `[M, n]` bool. Transitions where it is False are left out, and so are transitions that are not finite.
             each: the number of neighbouring transitions, along the axis n, that come from one environment, in order of
-                time. The default is `layout.steps`, as in the result of `NStep.add`. Only buffers with images use it.
+                time. The default is the number of steps of a transition, as in the result of `NStep.add`. Only buffers
+                with images use it.
         """
         if build.serve(self.rows) and self.frames is None:
             self._admit(native.store(self.rows, rows, keep, self.position, self.size))

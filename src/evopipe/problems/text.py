@@ -45,8 +45,9 @@ def problem_of(
     Args:
         params: the parameters.
         folder: the project's folder, which has the outputs of earlier stages.
-        alone: whether this process is a shard of members with a single CPU; if so, it has no learner processes.
-        together: a `language.together.Together`, if several processes form one shard; else None.
+        alone: whether this process has a part of the members (a shard) and a single CPU. If so, it starts no processes
+            that compute updates.
+        together: a `language.together.Together`, if several processes compute one shard; else None.
 
     Raises:
         ParamsError: the base model cannot be used.
@@ -191,9 +192,10 @@ def make_spec(params: LanguageParams, device: torch.device | None = None) -> Tex
 
 
 def spec_of(params: LanguageParams, base: Base, device: torch.device, cfg: LanguageConfig | None = None) -> TextSpec:
-    """Return the configuration of a run of language models over a base model that was loaded before.
+    """Return the configuration of a run of language models.
 
-    `device` is the device of the tensors. `cfg`, if given, replaces the block `language` of the parameters.
+    `base` is the loaded base model, and `device` the device of the tensors. `cfg`, if given, replaces the block
+    `language` of the parameters.
     """
     return TextSpec(
         seed=params.seed,
