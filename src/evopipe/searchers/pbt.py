@@ -77,7 +77,7 @@ class Search(Stateless):
         """Replace the worst members by copies of the best, with changed hyper-parameters or a mutation; keep all
         others.
 
-        The result is None if all members diverged.
+        Return one decision for each slot (place in the population); None if all members diverged.
         """
         chooser = draw()
         copied = exploit(history.scores(), self.config.fraction, chooser)
