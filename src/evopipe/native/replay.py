@@ -106,7 +106,7 @@ class Batches:
         `Replay.batch`.
 
         Args:
-            step: `[1]`, the counter of the stream of random numbers; each count gives other numbers.
+            step: `[1]`, the number of the step, on which the random numbers depend, see `Stream`.
             size: `[P]` int64, the number of rows in each member's buffer.
             beta: `[]`, the exponent of importance sampling.
         """

@@ -166,7 +166,7 @@ def make(
     Args:
         name: the name of the struct in `kernels.h`.
         of: the learners (networks and optimisers).
-        given: the values of which the job is made. `known` finds the job if it is called with equal values.
+        given: the arguments with which the job is made. `known` finds the job if it is called with the same ones.
         members: P, the number of members.
         inputs: the width of each network's input, by the network's name in `Learners`.
         rates: floats or tensors `[P]`, by the name of a field of the C struct `learners` or of the job's struct.
