@@ -56,10 +56,10 @@ def explore(cfg: Any, step: int) -> float:
 
 
 def greedy(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None) -> Tensor:
-    """Return the deterministic actions μ(s) of the actors: obs `[P, E, O]` → `[P, E, A]` in [−1, 1].
+    """Return the deterministic actions μ(s) of the actors, `[P, E, A]` in [−1, 1].
 
-    P is the number of members, E the number of environments of each. `cfg` and `state` are the algorithm's
-    configuration and state. `legal` has no effect, because actions are continuous.
+    `obs` is `[P, E, O]`, for P members with E environments each. `cfg` and `state` are the algorithm's configuration
+    and state. `legal` has no effect, because actions are continuous.
     """
     with torch.no_grad():
         return squashed(forward(state.actor, forward(state.encoder, obs)))
@@ -82,7 +82,7 @@ def act(cfg: Any, state: Any, obs: Tensor, legal: Tensor, epsilon: Tensor, draw:
 
 
 def output(cfg: Any, state: Any, obs: Tensor) -> Tensor:
-    """Return the outputs of the actors: obs `[P, E, O]` → `[P, E, A]` for P members with E environments each.
+    """Return the outputs of the actors, `[P, E, A]`. `obs` is `[P, E, O]`, for P members with E environments each.
 
     The outputs are logits of discrete actions, or continuous actions before the tanh. NaN becomes 0. `cfg` and `state`
     are the algorithm's configuration and state.

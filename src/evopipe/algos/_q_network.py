@@ -49,7 +49,7 @@ def explore(cfg: Any, step: int) -> float:
 
 
 def values(cfg: Any, state: State, obs: Tensor) -> Tensor:
-    """Return the action values Q(s, ·): obs `[P, E, O]` → `[P, E, A]`, for P members with E observations each.
+    """Return the action values Q(s, ·), `[P, E, A]`. `obs` is `[P, E, O]`, for P members with E observations each.
 
     `cfg` is the algorithm's configuration.
     """

@@ -28,7 +28,7 @@ BATCH_MULTIPLE = 32
 
 
 class Pace(NamedTuple):
-    """How a member learns. Only members with equal `when` share a cohort.
+    """A member's batch size, and the steps at which it learns. Only members that learn at equal steps share a cohort.
 
     Attributes:
         batch: the member's batch size.

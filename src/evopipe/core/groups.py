@@ -109,8 +109,8 @@ class AgentGroups:
 
     @property
     def observed(self) -> int:
-        """The input width of a network that reads one agent's own observation and, if agents share a network, its
-        one-hot code."""
+        """The input width of a network that reads one agent's own observation. If agents share a network, it also reads
+        the agent's one-hot code."""
         return self.spaces.observations + self.ids
 
     def joint(self, actions: bool = True) -> int:
@@ -212,12 +212,12 @@ class AgentGroups:
         return torch.cat((x, ids.expand(*x.shape[:-1], -1)), dim=-1)
 
     def there(self, next_alive: Tensor) -> Tensor:
-        """Return which agents each agent's bootstrap target counts as present after a step: bool `[P, K, B, K]`.
+        """Return which agents count as present after a step in each agent's bootstrap target, `[P, K, B, K]` bool.
 
-        A centralised critic values the next situation for each agent i, with zeros for the agents that are not present.
-        Entry [p, i, b, j] is True if agent j is present in the target of agent i: j acts next, or the step truncated
-        both of them. `next_alive` `[P, B, K]` is each agent's status after the step: `GONE`,
-        `ACTS` or `CUT`, see `evopipe.types`.
+        For the target of agent i, a centralised critic values the next situation, and reads zeros for agents that are
+        not present. Entry [p, i, b, j] is True if agent j is present in the target of agent i. This is so if j acts
+        next, or if the step truncated both i and j. `next_alive` `[P, B, K]` is each agent's status after the step:
+        `GONE`, `ACTS` or `CUT`, see `evopipe.types`.
         """
         of = next_alive[:, None]  # [P, 1, B, K]
         return (of == ACTS) | ((of == CUT) & (next_alive.transpose(1, 2)[..., None] == CUT))

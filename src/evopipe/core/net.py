@@ -62,10 +62,10 @@ class Net:
 
     @cached_property
     def pair(self) -> tuple[Net, Net]:
-        """The two networks of each member, as two `Net`s of constants: the first network of all members, and the
-        second.
+        """The two networks of each member, as two `Net`s without gradients.
 
-        The net must hold two networks for each member, such as twin critics.
+        The first `Net` has the first network of all members, the second `Net` their second network. This net must hold
+        two networks for each member, such as twin critics.
         """
         first, second = (self.frozen.part(i, None, 2) for i in range(2))
         return first, second
@@ -148,15 +148,17 @@ def forward(net: Net | None, x: Tensor, views: Any = None) -> Tensor:
 
 
 def remember(net: Net | None, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-    """Take one step of each member's recurrent network; return the outputs `[P, B, outputs]` and the new state `[P, B,
-    M]`.
+    """Take one step of each member's recurrent network; return the outputs and the new state.
+
+    The outputs are `[P, B, outputs]`, and the state is `[P, B, M]`, for P members and batches of B rows.
 
     If the network is not recurrent, the state is returned unchanged. If `net` is None, x and the state are returned.
 
     Args:
         net: the network.
-        x: `[P, B, inputs]`, B inputs of P members.
-        memory: `[P, B, M]`, the recurrent state after the previous step, zeros where an episode begins.
+        x: `[P, B, inputs]`, the input of each row.
+        memory: `[P, B, M]`, the M numbers of each row's recurrent state after the previous step; zeros where an episode
+            begins.
     """
     if net is None or not net.structure.memory:
         return forward(net, x), memory

@@ -334,10 +334,10 @@ class EnvPool:
         return {"seed": seed, "length": length, "actions": taken, "obs": obs, "return": reward}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> Bools:
-        """Rebuild the pool by playing the actions of each running episode again.
+        """Rebuild the pool from what the method `state` returned: play the actions of each running episode again.
 
         Returns:
-            `[R]` bool, True for rows whose episode differs from the saved one, because the environment is not
+            `[R]` bool, True for rows whose episode is now another than before, because the environment is not
             deterministic. The caller must reset these rows.
 
         Raises:

@@ -150,8 +150,10 @@ class TeamRows:
         return team_step(self._space, seen.obs, reward, terminated, truncated, alive, mask, seen.forced)
 
     def legal(self, alive: Bools) -> Bools:
-        """Return which of A actions are legal for each of K agents if the n environments give no masks, `[n, K, A]`:
-        all that an agent has, if it acts (`alive` `[n, K]`), else only its first action.
+        """Return which actions are legal if the environments give no masks, `[n, K, A]`.
+
+        There are n environments, K agents and A actions. All of an agent's actions are legal if the agent acts, as
+        `alive` `[n, K]` says. Otherwise only its first action is legal.
         """
         return self._space.legal(alive)
 

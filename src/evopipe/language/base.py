@@ -218,17 +218,17 @@ class Base:
     def conversation(
         self, messages: Sequence[Mapping[str, str]], system: str | None
     ) -> tuple[list[int], list[tuple[list[int], bool]]]:
-        """Return the tokens of a chat before its first answer, and the rest of the chat in pieces, each with a flag
-        that is true for an answer.
+        """Return the tokens of a chat before its first answer, and the pieces of the rest of the chat.
 
-        An answer is a message of the assistant with the end of its turn; members learn to write answers. The other
-        pieces are the text between answers. `system` is a system message that is put first; None for none. The chat is
-        tokenised as one text, which is then cut. If a token would lie on both sides of a cut, the text after the cut is
-        tokenised separately.
+        Each piece is a pair (tokens, whether it is an answer). An answer is a message of the assistant with the end of
+        its turn; members learn to write answers. The other pieces are the text between answers.
+
+        The chat is tokenised as one text, which is then cut. If a token would lie on both sides of a cut, the text
+        after the cut is tokenised separately. `system` is a system message that begins the chat; None for none.
 
         Raises:
-            DataError: there is no chat template, it refuses the messages, or it changes the content of an answer
-                without marking with `{% generation %}` what the model writes.
+            DataError: there is no chat template, or it refuses the messages. Or the template changes the content of an
+                answer, and does not mark with `{% generation %}` what the model writes.
         """
         told, own = self._messages(messages, system)
         shown = self._shown(told, own)

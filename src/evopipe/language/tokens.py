@@ -63,10 +63,10 @@ class Corpus:
         form: the form of the rows, such as `supervised` or `preference`.
         rows: the rows as they were read.
         prompts: the tokens of each row's prompt.
-        answers: for each answer of a row, the tokens of all rows. Rows of the form `reasoning` have no answer. Those of
-            `supervised` have one, the completion or chat, and those of `games` one, the game. Those of `preference`
-            have two, the chosen and the rejected completion, and those of `labelled` two, the completion and, as
-            KTO needs it, that of another row.
+        answers: one element for each answer of a row, with the tokens of this answer in all rows. The form says how
+            many answers a row has. `reasoning`: none. `supervised`: one, the completion or chat. `games`: one, the
+            game. `preference`: two, the chosen and the rejected completion. `labelled`: two, the completion, and the
+            completion of another row, which KTO needs.
         learned: for each token of the first answer, 1 if members learn to write it, 0 for other text, such as messages
             of the user.
         splits: the indices of rows by split: `train`, `validation` (which scores members during training), `test`.

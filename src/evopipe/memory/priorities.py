@@ -134,7 +134,8 @@ class Priorities:
     def forget(self, slots: Tensor) -> None:
         """Reset the priority of every filled row to 1, its initial value, for the members in `slots` `[n]`.
 
-        This is for new members that cannot `inherit`, because their parent sampled another buffer or they have none.
+        This is for new members that cannot get priorities by the method `inherit`: their parent sampled another buffer,
+        or they have no parent.
         """
         self.levels[0].index_copy_(0, slots, self.levels[0].index_select(0, slots).sign())
         self.largest.index_fill_(0, slots, 1.0)

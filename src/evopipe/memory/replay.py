@@ -336,7 +336,8 @@ class Replay:
             rows: `[M, n, layout.size]`, n packed transitions for each buffer.
             keep: `[M, n]` bool. Transitions where it is False are left out, and so are transitions that are not finite.
             each: the number of neighbouring transitions, along the axis n, that come from one environment, in order of
-                time. The default is `layout.steps`, as in the result of `NStep.add`. Only buffers with images use it.
+                time. The default is the number of steps of a transition, as in the result of `NStep.add`. Only buffers
+                with images use it.
         """
         if build.serve(self.rows) and self.frames is None:
             self._admit(native.store(self.rows, rows, keep, self.position, self.size))

@@ -169,7 +169,7 @@ class Rollout:
 
         Args:
             ticks: the number of ticks.
-            next_value: `[P, T · E]`, the values of the states that `following` returns.
+            next_value: `[P, T · E]`, the values of the states that the method `following` returns.
             gamma: `[P]`, the discounts γ.
             lam: `[P]`, λ of GAE.
         """

@@ -106,7 +106,7 @@ class Batches:
         `Replay.batch`.
 
         Args:
-            step: `[1]`, the counter of the draw.
+            step: `[1]`, the number of the step, on which the random numbers depend, see `Stream`.
             size: `[P]` int64, the number of rows in each member's buffer.
             beta: `[]`, the exponent of importance sampling.
         """
@@ -122,8 +122,8 @@ class Priority(NamedTuple):
     Attributes:
         levels: the levels of all members' sum trees, from the priorities of single rows upwards.
         largest: `[members]`, the largest priority so far of every member of the population.
-        alpha: the power α to which errors are raised.
-        least: a number that is added to an error's size before it is raised.
+        alpha: the exponent α. The priority of a row with the error δ is (|δ| + `least`)^α, but at most `most`.
+        least: the number that is added to |δ|.
         most: the largest possible priority.
     """
 

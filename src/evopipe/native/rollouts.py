@@ -102,7 +102,8 @@ def estimate(
     Args:
         rows: `[P, T, E, …]`, the steps of P members in E environments over T ticks, see `memory.rollout`.
         after: `[P, T, E, …]`, the results of the steps: next observations, rewards and ends of episodes.
-        known: the index of the log-probability in a row, see `StepLayout.log_prob`; values and advantages follow it.
+        known: the index of the log-probability in a row. The value, the advantage and other numbers come after it, see
+            `StepLayout.log_prob`.
         observations: `O`, the width of an observation.
         next_value: `[P, T · E]`, the values of the states after each step.
         gamma: `[P]`, the discounts.

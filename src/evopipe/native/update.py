@@ -161,18 +161,18 @@ def make(
 ) -> Job | None:  # fmt: skip
     """Return a job (a C struct that describes updates) for some learners; None if the kernels cannot do the update.
 
-    The job is cached, and `known` finds it again. Only a job that points to copies of tensors is not cached, because
-    the copies would become stale.
+    The job is cached, and `known` finds it again. If tensors in `rates` had to be copied, the job is not cached,
+    because the copies would become stale.
 
     Args:
         name: the name of the struct in `kernels.h`.
         of: the learners (networks and optimisers).
-        given: the arguments by which `known` finds the job again.
+        given: the arguments with which the job is made. `known` finds the job if it is called with the same ones.
         members: P, the number of members.
         inputs: the width of each network's input, by the network's name in `Learners`.
-        rates: floats or tensors `[P]` by name, each a field of the C struct `learners` or of the job's struct.
-        held: tensors that must be kept alive with the job.
-        more: other fields of the struct.
+        rates: floats or tensors `[P]`, by the name of a field of the C struct `learners` or of the job's struct.
+        held: tensors that must be kept alive as long as the job.
+        more: the other fields of the job's struct, by name.
     """
     nets: dict[str, bytes] = {}
     for each in ("critic", "critic_target", "actor", "actor_target", "noise", "noise_target"):

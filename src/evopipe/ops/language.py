@@ -209,7 +209,7 @@ def entropy(logits: Tensor) -> Tensor:
 
 
 def log_ratios(log_prob: Tensor, old: Tensor, mask: Tensor, level: Level, turn: Tensor | None = None) -> Tensor:
-    """Return log π(·) / π_old(·), `[P, B, T]`, of each token, or its mean over the token's turn or sequence.
+    """Return log(π(·) / π_old(·)) for each token, `[P, B, T]`: the token's own, or the mean over its turn or sequence.
 
     The result is 0 outside the mask. The mean over a sequence is the ratio of GSPO (Zheng et al., "Group sequence
     policy optimization", 2025, eq. 7).
@@ -217,7 +217,7 @@ def log_ratios(log_prob: Tensor, old: Tensor, mask: Tensor, level: Level, turn: 
     Args:
         log_prob, old: `[P, B, T]`, log-probabilities under π and π_old: P members, B sequences, T tokens.
         mask: `[P, B, T]` bool, the tokens that count.
-        level: `token`, `turn` or `sequence`, over which the mean is taken.
+        level: `token` for no mean; `turn` or `sequence` for the mean over the tokens of a turn or of a sequence.
         turn: `[P, B, T]` int64, the number of each token's turn from 0. If it is None, the level `turn` means the same
             as `sequence`.
     """

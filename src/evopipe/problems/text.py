@@ -46,7 +46,7 @@ def problem_of(
         params: the parameters.
         folder: the project's folder, which has the outputs of earlier stages.
         alone: whether this process is a shard (a process with a part of the population) that has a single CPU. If so,
-            it has no learner processes.
+            it starts no processes that compute updates.
         together: a `language.together.Together`, if several processes form one shard; else None.
 
     Raises:
@@ -194,9 +194,10 @@ def make_spec(params: LanguageParams, device: torch.device | None = None) -> Tex
 
 
 def spec_of(params: LanguageParams, base: Base, device: torch.device, cfg: LanguageConfig | None = None) -> TextSpec:
-    """Return the configuration of a run of language models over a base model that was loaded before.
+    """Return the configuration of a run of language models.
 
-    `device` is the device of the tensors. `cfg`, if given, replaces the block `language` of the parameters.
+    `base` is the loaded base model, and `device` the device of the tensors. `cfg`, if given, replaces the block
+    `language` of the parameters.
     """
     return TextSpec(
         seed=params.seed,

@@ -230,10 +230,10 @@ class ReplayLearning:
         return clock.generation_ticks * clock.envs * each / _learn_step(cohort)
 
     def ahead(self, probe: Probe) -> int:
-        """Return after how many more ticks metrics of some cohort (group of members computed as one batch) are due
-        again; 1 if after the next tick.
+        """Return after how many ticks from now metrics are recorded next; 1 means after the next tick.
 
-        `probe` is the recorder of metrics.
+        The first cohort (group of members computed as one batch) whose metrics are recorded counts. `probe` is the
+        recorder of metrics.
         """
         here, ticks = self._clock.here, self._clock.generation_ticks
         return min(probe.ahead(self._paced(cohort), here, ticks) for cohort in self._cohorts)

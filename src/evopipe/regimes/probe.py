@@ -190,8 +190,9 @@ def _dormant(spec: Any, state: Any, batch: Any) -> dict[str, Tensor]:
 
 
 def gradients(seen: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-    """Return metrics `[P]` of one update of P members by name: the norm of all gradients, and whether any gradient was
-    clipped.
+    """Return two metrics of one update of P members, `[P]` each, as a dict by the metric's name.
+
+    They are the norm of all gradients, and whether any gradient was clipped.
 
     `seen` is the list that `optim.watched` recorded during the update. If it is empty, the result is an empty dict.
     """

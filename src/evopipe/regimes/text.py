@@ -283,16 +283,16 @@ def evaluate_rows(
 def figures(
     spec: TextSpec, corpus: Corpus, cohorts: Sequence[Cohort], index: np.ndarray, references: References | None
 ) -> dict[str, np.ndarray]:
-    """Return, for each of P members, the means `[P]` over rows of a dataset of the statistics that the algorithm's
-    function `figures` computes.
+    """Return the mean of each statistic over rows of a dataset, for P members: arrays `[P]` by the statistic's name.
 
-    The result is a dict by name, and empty if the algorithm defines no `figures`.
+    The algorithm's function `figures` computes the statistics of every row. If the algorithm has no such function, the
+    result is empty.
 
     Args:
         spec: the run's configuration.
         corpus: the dataset, as tokens.
         cohorts: the members, in groups that are computed as one batch.
-        index: the numbers of the rows.
+        index: the indices of the rows in the dataset.
         references: the base model's log-probabilities; None if the algorithm does not need them.
     """
     told: dict[str, np.ndarray] = {}

@@ -82,7 +82,7 @@ class Spec(ABC):
     def made_for(self) -> Mapping[str, Any]:
         """The environment's spaces, or an identifier of the base model, as JSON data.
 
-        The data is stored with members, and has to be equal in a run that reads them.
+        The data is stored with members. A run can read stored members only if its own data is equal.
         """
 
     @property
@@ -137,9 +137,9 @@ class Spec(ABC):
 
     @property
     def seeds_apart(self) -> bool:
-        """Whether a seed of an evaluation alone determines its episode.
+        """Whether the seed of an evaluation episode determines the whole episode.
 
-        If so, several processes can share the seeds without a change of results.
+        If so, several processes can share the seeds, and the results stay the same. The default is False.
         """
         return False
 
@@ -296,8 +296,10 @@ class EnvSpec(Spec):
 
     @property
     def made_for(self) -> Mapping[str, Any]:
-        """The environment's spaces as JSON data, which is stored with members, and has to be equal in a run that reads
-        them."""
+        """The environment's spaces as JSON data.
+
+        The data is stored with members. A run can read stored members only if its own data is equal.
+        """
         return self.spaces.to_json()
 
     @property

@@ -45,8 +45,10 @@ class TextSpec(Spec):
 
     @property
     def made_for(self) -> Mapping[str, Any]:
-        """The digest (hash) of the base model as JSON data, which is stored with members, and has to be equal in a run
-        that reads them."""
+        """The digest (hash) of the base model as JSON data.
+
+        The data is stored with members. A run can read stored members only if its own data is equal.
+        """
         return {"base": self.base.digest}
 
     @property

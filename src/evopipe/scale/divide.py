@@ -26,13 +26,13 @@ from evopipe.schema.shards import ShardsConfig
 def divided(
     problem: Problem[JobT], params: AnyParams, members: int, folder: Path, learn: bool = True
 ) -> Iterator[Problem[JobT]]:
-    """Yield the problem with its members divided into shards, one process each, by the engine that `runtime.shards`
-    names.
+    """Yield the problem with its members divided into shards, and end the shards with the `with` block.
 
-    An engine starts the processes and carries messages to and from the shards.
+    A shard has some of the members, as a rule in a process of its own. The engine that `runtime.shards` names starts
+    the processes, and carries messages to and from the shards.
 
-    If `runtime.shards` names no engine, this process has all members, and the problem is yielded unchanged. The engine
-    ends with the `with` block.
+    If `runtime.shards` sets neither an engine nor a number of shards, this process has all members, and the problem is
+    yielded unchanged.
 
     Args:
         problem: the problem that the run or the evaluation works on. Use the yielded problem in its place afterwards.
@@ -43,8 +43,8 @@ def divided(
 
     Raises:
         MissingInputError: the engine's package is not installed.
-        ParamsError: there are more shards than members, or results would depend on the shards, because
-            `runtime.cohorts` is not `exact` or the algorithm cannot be divided.
+        ParamsError: there are more shards than members, `runtime.cohorts` is not `exact`, or the members cannot be
+            divided without a change of results.
         ResourceError: the engine does not start.
     """
     cfg = params.runtime.shards

@@ -157,9 +157,9 @@ class Plan:
     Attributes:
         active: the slots whose members train; all other members wait.
         steps: environment steps that each active member trains.
-        met: groups of slots; the search strategy will compare scores only within a group, so that an evaluation by race
-            (`train.evaluation: race`) can stop once the ranks in every group are clear. Empty if all active members are
-            compared with each other.
+        met: groups of slots. The search strategy will compare the scores of a group only with each other. With
+            `train.evaluation: race`, an evaluation stops once the order within every group is clear. Empty if all
+            active members are compared with each other.
     """
 
     active: Sequence[int]

@@ -36,7 +36,7 @@ class Config(Schema):
         ge=1,
         le=10**12,
         description="environment steps at which trials are compared first; null: `train.max_steps` / η^k, with the "
-        "largest k that leaves a `train.evo_steps`",
+        "largest k for which this is at least `train.evo_steps`",
     )
     width: int = Field(
         1, ge=1, le=4096, description="members that train at a time, at most `population.size`; others wait"

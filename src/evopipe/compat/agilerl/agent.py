@@ -457,6 +457,8 @@ _CLASSES: dict[str, type[Agent]] = {}
 
 
 def kind_of(algo: str) -> type[Agent]:
-    """Return the class of agents for an algorithm by evopipe's name of it: a class of its own such as `DQN`, or `Agent`
-    if there is none."""
+    """Return the class of an algorithm's agents, such as `DQN`; `Agent` for an algorithm without a class of its own.
+
+    `algo` is evopipe's name of the algorithm.
+    """
     return _CLASSES.get(algo, Agent)

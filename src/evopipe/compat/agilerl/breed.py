@@ -201,11 +201,11 @@ def one_process(accelerator: Any) -> None:
 
 
 class ActionScaling:
-    """A converter of a single agent's actions from the algorithm's encoding to the environment's units, for a script's
-    own loop.
+    """A converter of actions from the algorithm's encoding to the environment's units, for a script's own loop. It is
+    for environments of one agent.
 
     Args:
-        breed: what the agent's population shares; its action space has the bounds.
+        breed: what all agents of the population share, among it the action space with its bounds.
     """
 
     def __init__(self, breed: Breed) -> None:

@@ -102,7 +102,7 @@ class LanguageBreed:
 
     @cached_property
     def spec(self) -> TextSpec:
-        """The run configuration of the agents, with the population's own tokenizer or none."""
+        """The run configuration of the agents, with `tokenizer`; without a tokenizer if that is None."""
         return self.spec_at(self.params({}), None)
 
     def spec_at(self, params: LanguageParams, env: Gym | None) -> TextSpec:

@@ -97,8 +97,8 @@ def _save_policy(folder: Path, breed: Breed, champion: Champion) -> None:
 def entering(agents: Sequence[Any], seed: int) -> list[Member]:
     """Return the agents' members, prepared as the first members of a run.
 
-    A member's slot is its place in `agents`, and its random key follows from `seed` and its slot. Its id stays the same
-    if the ids differ from each other; else it is the slot.
+    A member's slot is its place in `agents`, and its random key follows from `seed` and its slot. If no two members
+    have the same id, all keep their ids. Otherwise every member's id becomes its slot.
     """
     keys, members = rng.member_keys(seed, range(len(agents))), [agent.member for agent in agents]
     ids = [member.id for member in members]
@@ -391,5 +391,5 @@ class Call(SimpleNamespace):
 
     @property
     def file(self) -> str:
-        """The default beginning of the names of files that the training writes."""
+        """The beginning of a file's name, for files that the training writes and for which the call gives no path."""
         return f"{self.env_name or 'env'}-{self.name}".replace("/", "_").replace(":", "_")
