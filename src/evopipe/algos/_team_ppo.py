@@ -128,7 +128,7 @@ def step(
 
     Args:
         seen: a function (groups, obs) that returns the critics' inputs `[P, K, N, inputs]`. It gets the team's
-            `AgentGroups` and the observations `[P, K, N, O]`, N of each of K agents.
+            `AgentGroups` and the observations `[P, K, N, O]`: N observations for each agent.
         cfg, state: the algorithm's configuration and state.
         obs: `[P, E, O]` for P members, where E counts the agents of all environments.
         legal: `[P, E, A]` bool, the legal actions; None if all are.
@@ -221,7 +221,7 @@ def evaluate(seen: Seen, cfg: Any, state: State, batch: Sequences, log_std: Tens
 
     Args:
         seen: a function (groups, obs) that returns the critics' inputs `[P, K, N, inputs]`. It gets the team's
-            `AgentGroups` and the observations `[P, K, N, O]`, N of each of K agents.
+            `AgentGroups` and the observations `[P, K, N, O]`: N observations for each agent.
         cfg, state: the algorithm's configuration and state.
         batch: the minibatch.
         log_std: the log standard deviations of continuous actions.
@@ -248,7 +248,7 @@ def loss(seen: Seen, cfg: Any, state: State, hp: Hyper, batch: Sequences, log_st
 
     Args:
         seen: a function (groups, obs) that returns the critics' inputs `[P, K, N, inputs]`. It gets the team's
-            `AgentGroups` and the observations `[P, K, N, O]`, N of each of K agents.
+            `AgentGroups` and the observations `[P, K, N, O]`: N observations for each agent.
         cfg, state: the algorithm's configuration and state.
         hp: hyper-parameters, `[P]` each.
         batch: a minibatch of the rollout.
@@ -297,7 +297,7 @@ def update(
 
     Args:
         seen: a function (groups, obs) that returns the critics' inputs `[P, K, N, inputs]`. It gets the team's
-            `AgentGroups` and the observations `[P, K, N, O]`, N of each of K agents.
+            `AgentGroups` and the observations `[P, K, N, O]`: N observations for each agent.
         cfg, state: the algorithm's configuration and state.
         hp: hyper-parameters, `[P]` each.
         batch: the minibatch.

@@ -82,7 +82,7 @@ class Spec(ABC):
     def made_for(self) -> Mapping[str, Any]:
         """The environment's spaces, or an identifier of the base model, as JSON data.
 
-        The data is stored with members, and has to be equal in a run that reads them.
+        The data is stored with members. A run can read these members only if its own data is equal.
         """
 
     @property
@@ -294,8 +294,8 @@ class EnvSpec(Spec):
 
     @property
     def made_for(self) -> Mapping[str, Any]:
-        """The environment's spaces as JSON data, which is stored with members, and has to be equal in a run that reads
-        them."""
+        """The environment's spaces as JSON data. They are stored with members. A run can read these members only if its
+        own spaces are equal."""
         return self.spaces.to_json()
 
     @property
@@ -317,7 +317,8 @@ class EnvSpec(Spec):
 
     @property
     def environments_first(self) -> bool:
-        """Whether half of the CPUs should step environments, and not compute updates, because updates are short."""
+        """Whether half of the CPUs are left to the processes that step environments, because updates are short. The
+        other half computes updates."""
         return self._learns_from_memory and self._work < _SHARED
 
     @property

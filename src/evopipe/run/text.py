@@ -45,8 +45,8 @@ class TextSpec(Spec):
 
     @property
     def made_for(self) -> Mapping[str, Any]:
-        """The digest (hash) of the base model as JSON data, which is stored with members, and has to be equal in a run
-        that reads them."""
+        """The digest (hash) of the base model as JSON data. It is stored with members. A run can read these members
+        only if its own base model has the same digest."""
         return {"base": self.base.digest}
 
     @property

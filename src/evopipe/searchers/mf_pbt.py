@@ -97,7 +97,7 @@ class Search(Stateless):
         """Evolve each sub-population whose frequency divides the generation's number, and replace diverged members in
         all of them.
 
-        The result is None if all members diverged.
+        The result is None if all members diverged. The run then returns to an earlier generation.
         """
         scores, chooser = history.scores(), draw()
         order = [slot for slot in ranked(scores, range(self.about.size)) if math.isfinite(scores[slot])]

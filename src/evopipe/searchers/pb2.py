@@ -73,7 +73,7 @@ class Search(Stateless):
         """Replace the worst members by copies of the best, with hyper-parameters chosen by a Gaussian process; keep all
         others.
 
-        The result is None if all members diverged.
+        The result is None if all members diverged. The run then returns to an earlier generation.
         """
         chooser, space = draw(), self.about.space
         copied = exploit(history.scores(), self.config.fraction, chooser)
