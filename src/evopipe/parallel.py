@@ -146,7 +146,7 @@ class Helper:
         return error
 
     def dismiss(self) -> None:
-        """End the helper process: if it is idle, it first calls `last`; if it is busy, it is killed at once."""
+        """End the helper process. An idle process first calls `last`, an argument of `Helper`; a busy one is killed."""
         dismiss([self])
 
     def _is_stopped(self) -> bool:

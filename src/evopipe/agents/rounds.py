@@ -470,12 +470,12 @@ class Rounds:
         ]  # fmt: skip
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """Evaluate the `P` members of `cohorts` on n held-out tasks; return the rewards, and the lengths in tokens that
-        the model wrote, by member and task, `[P, n]`.
+        """Evaluate the `P` members of `cohorts` on n held-out tasks. Return, for each member and task, the mean reward
+        and the number of tokens that the model wrote, `[P, n]` each.
 
-        `seeds` select the tasks, one task a seed, or all tasks if there are no more tasks than seeds. A failed episode
-        counts as the lowest reward of any episode in this evaluation, so that no member gains by failing. `stopped` is
-        a function that returns whether to stop.
+        `seeds` select as many different tasks as there are seeds. If there are fewer tasks, all are taken. A failed
+        episode gets the lowest reward of all episodes here that did not fail, so that no member gains by failing.
+        `stopped` is a function that returns whether to stop.
 
         Raises:
             Stopped: `stopped` returned True.
@@ -489,8 +489,8 @@ class Rounds:
         self, cohorts: Sequence[Cohort], tasks: Sequence[Mapping[str, Any]], index: Sequence[int],
         stopped: Callable[[], bool], note: bool = False,
     ) -> Episodes:  # fmt: skip
-        """Let all `P` members play each of `n` tasks `agents.samples` times; return the mean rewards, and the lengths
-        in tokens that the model wrote, by member and task, `[P, n]`.
+        """Let all `P` members play each of `n` tasks `agents.samples` times. Return, for each member and task, the mean
+        reward and the number of tokens that the model wrote, `[P, n]` each.
 
         Args:
             cohorts: the members, in groups that are computed as one batch.

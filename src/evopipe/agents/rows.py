@@ -149,10 +149,10 @@ class AdvantageSettings:
     """Settings for computing the advantages of tokens from the rewards of trajectories.
 
     Attributes:
-        level: what is compared within a group, the trajectories of one task by agents of one role. `trajectory`
-            compares whole trajectories, and each step has the advantage of its trajectory. `step` divides that
-            advantage equally among the trajectory's steps. `turn` compares each turn with the same turn of the other
-            trajectories.
+        level: what is compared within a group. A group has all trajectories of one task by agents of one role.
+            `trajectory` compares whole trajectories, and each step has the advantage of its trajectory. `step` divides
+            that advantage equally among the trajectory's steps. `turn` compares each turn with the same turn of the
+            other trajectories.
         gamma: discount factor of the returns of turns, for `turn`.
         estimate: for each role of agents, a function (text, size of a group) that returns the text with advantages. The
             key `""` is for all other roles.

@@ -105,8 +105,12 @@ class Workflow(ABC):
             agent.reset()
 
     async def run_in_executor(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run a blocking function within the time limit of an environment's call, `agents.env_seconds`; return its
-        result. It runs in a process if its attribute `blocking` is `"process"`, else in a thread."""
+        """Run a blocking function, and return its result. The time limit is that of an environment's call,
+        `agents.env_seconds`.
+
+        The function runs in a process if its attribute `blocking`, or that of its attribute `reward_fn`, is
+        `"process"`. Otherwise it runs in a thread.
+        """
         how = _blocks(function)
         return await self.executor.call(function, *args, blocking=how or True, seconds=self.executor.env_seconds)
 
@@ -148,14 +152,15 @@ class Workflow(ABC):
         self, name: str | None = None, agent: BaseAgent | None = None, trajectory: Trajectory | None = None,
         reset: bool = False,
     ) -> None:  # fmt: skip
-        """Store a copy of a trajectory, given by itself or by its agent, as a part of the episode. A trajectory without
-        steps is not stored.
+        """Store a copy of a trajectory as a part of the episode. Give either the trajectory, or the agent that has it.
+
+        A trajectory without steps is not stored.
 
         Args:
             name: the name of the copy; None keeps the trajectory's name.
             agent: the agent whose trajectory is stored; None if `trajectory` is given.
             trajectory: the trajectory; None if `agent` is given.
-            reset: whether to reset the agent afterwards.
+            reset: whether to reset `agent` afterwards; without effect if `trajectory` is given.
 
         Raises:
             ValueError: not exactly one of `agent` and `trajectory` is given.
@@ -173,8 +178,8 @@ class Workflow(ABC):
             agent.reset()
 
     def collect_trajectories(self) -> list[Trajectory]:
-        """Return the committed trajectories, then those of the workflow's agents that have steps and were not
-        committed."""
+        """Return the committed trajectories, then the trajectories of the workflow's agents that were not committed.
+        A trajectory without steps is left out."""
         rest = [agent.trajectory for agent in self._own(BaseAgent)]
         return [*self._committed, *(each for each in rest if each.steps and each.uid not in self._told)]
 
@@ -343,8 +348,10 @@ class MultiTurnWorkflow(Workflow):
 
 
 class CumulativeWorkflow(MultiTurnWorkflow):
-    """A workflow of one agent in one environment, in which all completions and observations of the episode together
-    have at most as many tokens as one completion may have."""
+    """A workflow of one agent in one environment, with one limit on the tokens of the whole episode.
+
+    The limit is that of a single completion. It holds for all completions and observations of the episode together.
+    """
 
     cumulative = True
 
@@ -367,8 +374,8 @@ class FlowWorkflow(Workflow):
     steps of one trajectory.
 
     The function returns a reward, a list of one reward for each call, a `Trajectory` or an `Episode`. If there is a
-    `reward_fn`, the function may also return a text, which `reward_fn` scores, called with the task and the text.
-    The other arguments are those of `Workflow`.
+    `reward_fn`, the function may also return a text. `reward_fn` is then called with the task and the text, and returns
+    the reward. The other arguments are those of `Workflow`.
     """
 
     def __init__(self, flow: Callable[..., Any], reward_fn: Callable[..., Any] | None = None, **kwargs: Any) -> None:

@@ -158,8 +158,8 @@ class Algorithm(ModuleType):
 def names(kind: str | None = "env") -> tuple[str, ...]:
     """Return the sorted names of evopipe's own algorithms, followed by those of other packages.
 
-    An algorithm of another package whose regime is unknown counts as one for environments; `get` then reports what is
-    wrong with it.
+    If another package's algorithm does not have a known regime (training loop), it counts as one for environments.
+    `get` then reports what is wrong with it.
 
     Args:
         kind: the kind of problem: `env` for environments, `text` for language models; None for all algorithms.
@@ -209,15 +209,15 @@ def refused(name: str) -> str | None:
 def by_kernels(algo: Algorithm, name: str) -> Callable[..., Any] | None:
     """Return the algorithm's function that describes a part of its work to the C kernels; None if there is none.
 
-    For an algorithm of another package, the result is None. (It may have copied the function from evopipe's, while the
-    rest of it computes something else.)
+    For an algorithm of another package, the result is always None. The package may have copied the function from an
+    algorithm of evopipe, although its algorithm computes something else.
 
     Args:
         algo: the algorithm.
-        name: the function's name. `choice` takes (cfg, state) and returns a `Choice`, `recipe` takes (cfg, state, hp,
-            batch) and returns a `Recipe`, and `play` takes (cfg, state, ticks) and returns a function without arguments
-            that lets members act, see `native.rollouts.play`. Each of the three returns None if the kernels cannot do
-            the work.
+        name: the function's name: `choice`, `recipe` or `play`. `choice` takes (cfg, state) and returns a `Choice`.
+            `recipe` takes (cfg, state, hp, batch) and returns a `Recipe`. `play` takes (cfg, state, ticks) and returns
+            a function without arguments that lets members act, see `native.rollouts.play`. Each of the three returns
+            None if the kernels cannot do the work.
     """
     own = getattr(algo, "__name__", "").startswith(f"{__name__}.")
     found: Callable[..., Any] | None = getattr(algo, name) if own else None

@@ -72,7 +72,7 @@ def act(cfg: Any, state: Any, obs: Tensor, legal: Tensor, epsilon: Tensor, draw:
     The result is `[P, E, A]` for P members with E environments each.
 
     Args:
-        cfg, state: the algorithm's configuration and state.
+        cfg, state: the algorithm's configuration, equal for all members, and the members' state.
         obs: `[P, E, O]`, the observations.
         legal: has no effect, because actions are continuous.
         epsilon: `[P]`, ε.
@@ -107,7 +107,7 @@ def action_value(critic: Net, x: Tensor, action: Tensor) -> Tensor:
 
     Args:
         critic: the critics.
-        x: observations, or features of the shared encoder.
+        x: what the critics read: the observations; with a shared encoder, its features.
         action: `[P, B, A]`, the actions.
     """
     # A head's own inputs stand before the latent, so that members' latents may differ.
@@ -167,7 +167,7 @@ def clipped_double_loss(
 
     Args:
         state: the algorithm's state.
-        hp: hyper-parameters, `[P]` each.
+        hp: the hyper-parameters that may differ between the P members, by name, `[P]` each.
         batch: a minibatch of B transitions.
         draw: the stream of random numbers, for the noise.
         x, x_t: observations before and after the step, or features that the shared encoder computes of them.
@@ -181,15 +181,15 @@ def clipped_double_loss(
 
 
 def recipe(critic: str, cfg: Any, state: Any, hp: Hyper, batch: Batch, close: bool = False) -> Recipe | None:
-    """Return the `Recipe` by which the C kernels make a whole update of a deterministic actor and its critics.
+    """Return the `Recipe` with which the C kernels make a whole update of a deterministic actor and its critics.
 
-    The result is None if the kernels cannot do the update; then torch does it.
+    The result is None if the kernels cannot make this update; then torch makes it.
 
     Args:
         critic: the name of the state's field with the critics.
-        cfg, state: the algorithm's configuration and state.
-        hp: hyper-parameters, `[P]` each for P members.
-        batch: the minibatch of the update, of which only the type and the width of observations count.
+        cfg, state: the algorithm's configuration, equal for all members, and the members' state.
+        hp: the hyper-parameters that may differ between the P members, by name, `[P]` each.
+        batch: the minibatch of the update. Only the type and the width of its observations matter.
         close: whether the actor's loss is that of TD3+BC, which stays close to the actions of a dataset.
     """
     if not build.serve_wholly(batch.obs) or getattr(state, "encoder", None) is not None:
@@ -204,8 +204,11 @@ def recipe(critic: str, cfg: Any, state: Any, hp: Hyper, batch: Batch, close: bo
 
 
 def choice(cfg: Any, state: Any) -> Choice | None:
-    """Return the `Choice` by which the C kernels choose actions as `act` does. Return None if they cannot; then torch
-    chooses. `cfg` and `state` are the algorithm's configuration and state."""
+    """Return the `Choice` with which the C kernels choose actions as `act` does.
+
+    The result is None if the kernels cannot choose these actions; then torch chooses. `cfg` and `state` are the
+    algorithm's configuration and state.
+    """
     plain = cfg.noise == "gaussian" and getattr(state, "encoder", None) is None
     return Choice(state.actor, "noisy", cfg.noise_sd) if plain else None
 
@@ -233,7 +236,7 @@ def learn(
     Args:
         state: the algorithm's state.
         critic: the name of the state's field with the critics.
-        hp: hyper-parameters, `[P]` each.
+        hp: the hyper-parameters that may differ between the P members, by name, `[P]` each.
         healthy: `[P]` bool, the members that learn.
         found: a pair: the critics' losses `[P]`, from which critics and a shared encoder learn, and each transition's
             error `[P, B]`.
@@ -261,7 +264,7 @@ def of_taken(cfg: Any, critics: Net, x: Tensor, action: Tensor) -> Tensor:
     Args:
         cfg: the algorithm's configuration.
         critics: the two critics of each member.
-        x: observations, or features of the shared encoder.
+        x: what the critics read: the observations; with a shared encoder, its features.
         action: the actions, `[P, B, A]` if continuous, else `[P, B]` int64.
     """
     if cfg.spaces.continuous:

@@ -73,13 +73,14 @@ def _chances(cfg: Any, out: Tensor, legal: Tensor | None) -> Distribution:
 
 
 def greedy(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None) -> Tensor:
-    """Return every agent's greedy action: the tanh of the actor's output, or the most likely legal action.
+    """Return every agent's greedy action.
 
-    The result is `[P, E · K, A]` for continuous actions, else `[P, E · K]`: P members with E environments, the K agents
-    of each environment adjacent.
+    A continuous action is the tanh of the actor's output. A discrete action is the most likely legal one. The result is
+    `[P, E · K, A]` for continuous actions, else `[P, E · K]`. There are P members with E environments. The K agents of
+    an environment are adjacent.
 
     Args:
-        cfg, state: the algorithm's configuration and state.
+        cfg, state: the algorithm's configuration, equal for all members, and the members' state.
         obs: `[P, E · K, O]`, the agents' observations.
         legal: `[P, E · K, A]` bool, the legal discrete actions; None if all are.
     """
@@ -89,13 +90,14 @@ def greedy(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None) -> Tensor:
 
 
 def act(cfg: Any, state: Any, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Return every agent's exploratory action: the greedy action with noise, or a sample of the actor's softmax.
+    """Return every agent's exploratory action.
 
-    With probability ε, independently for each agent, the action is uniformly random instead. There are P members with E
-    environments, the K agents of each environment adjacent.
+    A continuous action is the greedy action with noise. A discrete action is a sample of the actor's softmax. With
+    probability ε, independently for each agent, the action is uniformly random instead. There are P members with E
+    environments. The K agents of an environment are adjacent.
 
     Args:
-        cfg, state: the algorithm's configuration and state.
+        cfg, state: the algorithm's configuration, equal for all members, and the members' state.
         obs: `[P, E · K, O]`, the agents' observations.
         legal: `[P, E · K, A]` bool, the legal discrete actions.
         epsilon: `[P]`, ε.
@@ -126,9 +128,9 @@ def value(cfg: Any, critic: Net, obs: Tensor, actions: Tensor) -> Tensor:
 
     Args:
         cfg: the algorithm's configuration.
-        critic: the critics, of each group of agents.
-        obs: `[P, B, K, O]`, the observations; or `[P, K, B, K, O]` if each agent's critic reads other values. Then axis
-            1 counts the critics, and axis 3 the agents that they observe.
+        critic: the critics; the agents of a group share theirs.
+        obs: `[P, B, K, O]`, the observations; or `[P, K, B, K, O]` if the critics of different agents read different
+            values. Axis 1 then counts the critics, and axis 3 the agents whose observations they read.
         actions: `[P, B, K, A]` or `[P, K, B, K, A]`, the actions as numbers, see `as_numbers`.
     """
     of = agent_groups(cfg)
@@ -264,7 +266,7 @@ def signals(critic: str, cfg: Any, state: Any, batch: Batch) -> dict[str, Tensor
 
     Args:
         critic: the name of the state's field with the critics.
-        cfg, state: the algorithm's configuration and state.
+        cfg, state: the algorithm's configuration, equal for all members, and the members' state.
         batch: the minibatch.
     """
     of, steps = agent_groups(cfg), _Steps.of(cfg, batch)
@@ -285,11 +287,12 @@ def signals(critic: str, cfg: Any, state: Any, batch: Batch) -> dict[str, Tensor
 
 
 def answers(critic: str) -> Callable[[Any], Answers]:
-    """Return the function `answers` of a team's algorithm, for policies that are exported with its centralised critics.
+    """Return a function that the module of a team's algorithm defines as `answers`.
 
     The returned function takes the algorithm's configuration, and returns the `Answers`: the functions by which an
-    exported policy computes values. Of twin critics, the smaller value counts. `critic` is the name of the state's
-    field with the critics.
+    exported policy computes values. The policy must be exported with its centralised critics. If there are twin
+    critics, the smaller of their two values counts. `critic` names the field of the algorithm's state that holds the
+    critics.
     """
 
     def q_of(cfg: Any, state: Any, obs: Tensor, actions: Tensor) -> Tensor:

@@ -216,7 +216,7 @@ def surrogate(
 
     Args:
         cfg: the algorithm's configuration.
-        hp: hyper-parameters, `[P]` each.
+        hp: the hyper-parameters that may differ between the P members, by name, `[P]` each.
         now: the present log-probabilities and entropies of the tokens.
         batch: the completions, with advantages.
         mask: `[P, B, T]` bool, the tokens that count.

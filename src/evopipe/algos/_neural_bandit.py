@@ -168,16 +168,16 @@ def _chosen(cfg: Any, batch: Batch) -> Tensor:
 
 
 def update(cfg: Any, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Any, turn: int) -> Learned:
-    """Take one gradient step on `loss`, in place, and add the arms chosen since the last update to the sums S in
-    `state.seen` (see `width`).
+    """Take one gradient step on `loss`, in place, and update the sums S in `state.seen`, from which `width` computes
+    the uncertainty.
 
-    Each of the `learn_step` arms chosen since the last update adds the same to S: the mean of g², the squared gradient
-    of the output, over the minibatch's first 8 rows (`COUNTED`). Return the losses `[P]`, which members are still
-    healthy (all their numbers are finite), and the errors `[P, B]`.
+    `learn_step` arms were chosen since the last update. For each of them, the same vector is added to S: the mean of g²
+    over the minibatch's first 8 rows (`COUNTED`), where g is the gradient of the network's output. Return the losses
+    `[P]`, which members are still healthy (all their numbers are finite), and the errors `[P, B]`.
 
     Args:
-        cfg, state: the algorithm's configuration and state.
-        hp: hyper-parameters, `[P]` each.
+        cfg, state: the algorithm's configuration, equal for all members, and the members' state.
+        hp: the hyper-parameters that may differ between the P members, by name, `[P]` each.
         batch: a minibatch of B transitions of P members.
         healthy: `[P]` bool, the members that learn.
         draw, turn: have no effect.

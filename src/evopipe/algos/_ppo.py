@@ -56,8 +56,8 @@ RANGES = _hyper.ranges(
 def schedule(cfg: Any, step: int) -> dict[str, float]:
     """Return the factors of the hyper-parameters `lr` and `clip`, by name, after `step` environment steps of a member.
 
-    The factors go linearly from 1 to `lr_end` and `clip_end` over `decay_steps` steps. If `decay_steps` is 0, the
-    factors are always 1.
+    `cfg` is the algorithm's configuration, with the fields `lr_end`, `clip_end` and `decay_steps`. The factors go
+    linearly from 1 to `lr_end` and `clip_end` over `decay_steps` steps. If `decay_steps` is 0, they are always 1.
     """
     done = min(1.0, step / cfg.decay_steps) if cfg.decay_steps else 0.0
     return {"lr": 1.0 + done * (cfg.lr_end - 1.0), "clip": 1.0 + done * (cfg.clip_end - 1.0)}
@@ -75,11 +75,11 @@ def descend(
 
     Args:
         loss: the members' losses, and the distances of their policies from the old policies, `[P]` each.
-        log_std: the state's log standard deviations as a leaf of autograd, see `optim.leaf`. The deviations learn if
-            actions are continuous.
+        log_std: the logarithms of the standard deviations of actions, as a leaf of autograd that shares memory with the
+            state, see `optim.leaf`. They are trained only if actions are continuous.
         pairs: the networks with their Adam moments; pairs with None are skipped.
-        cfg, state: the algorithm's configuration and state.
-        hp: hyper-parameters, `[P]` each.
+        cfg, state: the algorithm's configuration, equal for all members, and the members' state.
+        hp: the hyper-parameters that may differ between the P members, by name, `[P]` each.
         batch: the minibatch.
         healthy: `[P]` bool, the members that learn.
         turn: 0 for the first minibatch of the rollout, else 1.

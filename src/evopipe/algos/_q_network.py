@@ -88,10 +88,12 @@ def target(cfg: Any, state: State, batch: Batch) -> Tensor:
 
 
 def recipe(cfg: Any, state: State, hp: Hyper, batch: Batch, alpha: Tensor | None = None) -> Recipe | None:
-    """Return the `Recipe`, by which the C kernels make a whole update. Return None if they cannot; then torch makes it.
+    """Return the `Recipe` with which the C kernels make a whole update.
+
+    The result is None if the kernels cannot make this update; then torch makes it.
 
     Args:
-        cfg, state: the algorithm's configuration and state.
+        cfg, state: the algorithm's configuration, equal for all members, and the members' state.
         hp: the members' values of the hyper-parameters, `[P]` each for P members.
         batch: the minibatch of the update.
         alpha: `[P]`, the weight of the conservative term in the loss of CQN; None for other algorithms.
@@ -106,7 +108,7 @@ def recipe(cfg: Any, state: State, hp: Hyper, batch: Batch, alpha: Tensor | None
 
 
 def choice(cfg: Any, state: State) -> Choice:
-    """Return the `Choice` by which the C kernels choose actions as `act` does, from the values of the Q-network.
+    """Return the `Choice` with which the C kernels choose actions as `act` does, from the values of the Q-network.
 
     `cfg` is the algorithm's configuration.
     """

@@ -1,4 +1,4 @@
-"""What IPPO and MAPPO have in common: everything but the inputs of critics, which the argument `seen` computes.
+"""What IPPO and MAPPO have in common: everything but the inputs of critics. A function `seen` computes these inputs.
 
 `seen` makes of a team's groups and observations `[P, K, B, O]` what every agent's critic reads, `[P, K, B, inputs]`. In
 targets it is given a third argument, `next_alive` `[P, K, B]`, and leaves out those who are not there, see
@@ -128,8 +128,8 @@ def step(
 
     Args:
         seen: a function (groups, obs) that returns the critics' inputs `[P, K, N, inputs]`. It gets the team's
-            `AgentGroups` and the observations `[P, K, N, O]`: N observations for each agent.
-        cfg, state: the algorithm's configuration and state.
+            `AgentGroups` and the observations `[P, K, N, O]`: N observations of each of K agents.
+        cfg, state: the algorithm's configuration, equal for all members, and the members' state.
         obs: `[P, E, O]` for P members, where E counts the agents of all environments.
         legal: `[P, E, A]` bool, the legal actions; None if all are.
         memory: `[P, E, M]`, the recurrent state before the step.
@@ -159,7 +159,7 @@ def value(seen: Seen, cfg: Any, state: State, obs: Tensor, memory: Tensor, next_
     Args:
         seen: a function (groups, obs, next_alive) that returns the critics' inputs `[P, K, N, inputs]`. It gets the
             team's `AgentGroups`, the observations `[P, K, N, O]`, and `next_alive` as `[P, K, N]` or None.
-        cfg, state: the algorithm's configuration and state.
+        cfg, state: the algorithm's configuration, equal for all members, and the members' state.
         obs: `[P, B, O]`, the observations.
         memory: `[P, B, M]`, the recurrent state before each observation.
         next_alive: `[P, B]`, each agent's status after the step (see `evopipe.types`), if the values are for value
@@ -201,7 +201,7 @@ def greedy(cfg: Any, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
     A recurrent policy starts from a zero state.
 
     Args:
-        cfg, state: the algorithm's configuration and state.
+        cfg, state: the algorithm's configuration, equal for all members, and the members' state.
         obs: `[P, E, O]`, the agents' observations.
         legal: `[P, E, A]` bool, the legal actions; None if all are.
     """
@@ -221,8 +221,8 @@ def evaluate(seen: Seen, cfg: Any, state: State, batch: Sequences, log_std: Tens
 
     Args:
         seen: a function (groups, obs) that returns the critics' inputs `[P, K, N, inputs]`. It gets the team's
-            `AgentGroups` and the observations `[P, K, N, O]`: N observations for each agent.
-        cfg, state: the algorithm's configuration and state.
+            `AgentGroups` and the observations `[P, K, N, O]`: N observations of each of K agents.
+        cfg, state: the algorithm's configuration, equal for all members, and the members' state.
         batch: the minibatch.
         log_std: the log standard deviations of continuous actions.
     """
@@ -248,9 +248,9 @@ def loss(seen: Seen, cfg: Any, state: State, hp: Hyper, batch: Sequences, log_st
 
     Args:
         seen: a function (groups, obs) that returns the critics' inputs `[P, K, N, inputs]`. It gets the team's
-            `AgentGroups` and the observations `[P, K, N, O]`: N observations for each agent.
-        cfg, state: the algorithm's configuration and state.
-        hp: hyper-parameters, `[P]` each.
+            `AgentGroups` and the observations `[P, K, N, O]`: N observations of each of K agents.
+        cfg, state: the algorithm's configuration, equal for all members, and the members' state.
+        hp: the hyper-parameters that may differ between the P members, by name, `[P]` each.
         batch: a minibatch of the rollout.
         log_std: the log standard deviations of continuous actions.
     """
@@ -274,12 +274,12 @@ def loss(seen: Seen, cfg: Any, state: State, hp: Hyper, batch: Sequences, log_st
 def learn(cfg: Any, state: State, hp: Hyper, lessons: policy.Lessons, healthy: Tensor) -> Learned | None:
     """Learn from all minibatches of a rollout, in place, by the C kernels.
 
-    Return the losses `[P]`, and which of P members are still healthy (all their numbers are finite). Return None if the
-    kernels cannot do it; then `update` learns from one minibatch after another.
+    Return the losses `[P]`, and which of P members are still healthy (all their numbers are finite). If the kernels do
+    not support the networks, return None; the caller then calls `update` for each minibatch.
 
     Args:
-        cfg, state: the algorithm's configuration and state.
-        hp: hyper-parameters, `[P]` each.
+        cfg, state: the algorithm's configuration, equal for all members, and the members' state.
+        hp: the hyper-parameters that may differ between the P members, by name, `[P]` each.
         lessons: the rollout and its minibatches.
         healthy: `[P]` bool, the members that learn.
     """
@@ -297,9 +297,9 @@ def update(
 
     Args:
         seen: a function (groups, obs) that returns the critics' inputs `[P, K, N, inputs]`. It gets the team's
-            `AgentGroups` and the observations `[P, K, N, O]`: N observations for each agent.
-        cfg, state: the algorithm's configuration and state.
-        hp: hyper-parameters, `[P]` each.
+            `AgentGroups` and the observations `[P, K, N, O]`: N observations of each of K agents.
+        cfg, state: the algorithm's configuration, equal for all members, and the members' state.
+        hp: the hyper-parameters that may differ between the P members, by name, `[P]` each.
         batch: the minibatch.
         healthy: `[P]` bool, the members that learn.
         draw: has no effect.

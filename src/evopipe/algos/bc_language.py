@@ -63,7 +63,7 @@ def logits(cfg: Config, hp: Hyper, said: Mapping[str, Tensor]) -> Tensor:
 
     Args:
         cfg: the algorithm's configuration.
-        hp: hyper-parameters, `[P]` each.
+        hp: the hyper-parameters that may differ between the P members, by name, `[P]` each.
         said: the networks' outputs by name; `policy` is `[P, n, V]` for n positions in texts of P members, and V tokens
             of the vocabulary.
     """
@@ -75,7 +75,7 @@ def loss(cfg: Config, hp: Hyper, said: Tensor, batch: Games) -> Tensor:
 
     Args:
         cfg: the algorithm's configuration.
-        hp: hyper-parameters, `[P]` each.
+        hp: the hyper-parameters that may differ between the P members, by name, `[P]` each.
         said: `[P, B, L, V]`, the policy's logits: B games of L tokens, and V tokens of the vocabulary.
         batch: the games.
     """

@@ -75,7 +75,7 @@ def preference(cfg: Config, now: TokenScores, batch: Text, hp: Hyper) -> ops.Pre
         cfg: the algorithm's configuration, whose field `loss` says which loss is computed.
         now: the present log-probabilities of the tokens.
         batch: the completions.
-        hp: hyper-parameters, `[P]` each: `beta`, `margin` and `nll_alpha`.
+        hp: the members' values of `beta`, `margin` and `nll_alpha`, by name, `[P]` each.
     """
     if cfg.loss == "dpo":
         chosen, rejected = _language.completion_sums(now.log_prob, batch)
@@ -114,7 +114,7 @@ def figures(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> dict[str, 
 
     Args:
         cfg: the algorithm's configuration.
-        hp: hyper-parameters, `[P]` each.
+        hp: the hyper-parameters that may differ between the P members, by name, `[P]` each.
         now: the present log-probabilities of the tokens.
         batch: 2 n rows: the n chosen completions, then the n rejected ones.
     """

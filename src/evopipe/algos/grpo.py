@@ -96,7 +96,7 @@ def estimate(cfg: Config, hp: Hyper, done: Text, group: int) -> Text:
 
     Args:
         cfg: the algorithm's configuration.
-        hp: hyper-parameters, `[P]` each.
+        hp: the hyper-parameters that may differ between the P members, by name, `[P]` each.
         done: the completions, with rewards.
         group: the number of adjacent completions of one prompt.
     """

@@ -135,7 +135,7 @@ def logits(cfg: Config, hp: Hyper, said: Mapping[str, Tensor]) -> Tensor:
 
     Args:
         cfg: the algorithm's configuration.
-        hp: hyper-parameters, `[P]` each.
+        hp: the hyper-parameters that may differ between the P members, by name, `[P]` each.
         said: the networks' outputs by name, for n positions in texts of P members: `policy` `[P, n, V]` for V tokens of
             the vocabulary, and `critic_target` `[P, n, 2 V + 1]`, see `Values`.
     """
@@ -152,7 +152,7 @@ def loss(cfg: Config, hp: Hyper, said: Said, batch: Games) -> tuple[Tensor, Tens
 
     Args:
         cfg: the algorithm's configuration.
-        hp: hyper-parameters, `[P]` each.
+        hp: the hyper-parameters that may differ between the P members, by name, `[P]` each.
         said: the outputs of the networks for these games.
         batch: the games.
     """

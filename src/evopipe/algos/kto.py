@@ -70,7 +70,7 @@ def losses(cfg: Config, now: TokenScores, batch: Text, hp: Hyper) -> Tensor:
         now: the present log-probabilities of the tokens.
         batch: 2 n rows. The first n are the completions to learn from. The last n are the same prompts with completions
             of other rows, by which the reference point is estimated.
-        hp: hyper-parameters, `[P]` each: `beta`, `desirable` and `undesirable`.
+        hp: the members' values of `beta`, `desirable` and `undesirable`, by name, `[P]` each.
     """
     own, others = _language.completion_sums(now.log_prob - given(batch.reference), batch)
     zero = torch.zeros_like(own[:, 0])
@@ -105,7 +105,7 @@ def figures(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> dict[str, 
 
     Args:
         cfg: the algorithm's configuration.
-        hp: hyper-parameters, `[P]` each.
+        hp: the hyper-parameters that may differ between the P members, by name, `[P]` each.
         now: the present log-probabilities of the tokens.
         batch: 2 n rows, as in `losses`: the n held-out completions, then the same prompts with completions of other
             rows.

@@ -55,7 +55,7 @@ def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, 
     bound is chosen. With probability ε, the arm is uniformly random instead.
 
     Args:
-        cfg, state: the algorithm's configuration and state.
+        cfg, state: the algorithm's configuration, equal for all members, and the members' state.
         obs: `[P, E, O]`, the observations of P members with E environments each.
         legal: `[P, E, A]` bool, the legal arms (actions).
         epsilon: `[P]`, ε.

@@ -122,7 +122,7 @@ def step(cfg: Config, state: State, obs: Tensor, legal: Tensor | None, memory: T
     Return actions, log-probabilities, values and the recurrent state after the step.
 
     Args:
-        cfg, state: the algorithm's configuration and state.
+        cfg, state: the algorithm's configuration, equal for all members, and the members' state.
         obs: `[P, E, O]`, the observations of P members with E environments each.
         legal: `[P, E, A]` bool, the legal actions; None if all are.
         memory: `[P, E, M]`, the recurrent state before the step.
@@ -195,8 +195,8 @@ def loss(cfg: Config, state: State, hp: Hyper, batch: Sequences, log_std: Tensor
     The old policy is the one that collected the rollout.
 
     Args:
-        cfg, state: the algorithm's configuration and state.
-        hp: hyper-parameters, `[P]` each.
+        cfg, state: the algorithm's configuration, equal for all members, and the members' state.
+        hp: the hyper-parameters that may differ between the P members, by name, `[P]` each.
         batch: a minibatch of the rollout.
         log_std: `[P, A]`, the log standard deviations of continuous actions; `[P, 0]` for discrete actions.
     """

@@ -93,7 +93,7 @@ def estimate(cfg: Config, hp: Hyper, done: Text, group: int) -> Text:
 
     Args:
         cfg: the algorithm's configuration.
-        hp: hyper-parameters, `[P]` each.
+        hp: the hyper-parameters that may differ between the P members, by name, `[P]` each.
         done: the completions, with rewards and values.
         group: has no effect, because completions of one prompt are not compared.
     """

@@ -65,7 +65,7 @@ def fitness(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
 
     Args:
         cfg: the algorithm's configuration.
-        hp: hyper-parameters, `[P]` each.
+        hp: the hyper-parameters that may differ between the P members, by name, `[P]` each.
         now: the present outputs of the head for each of the tokens.
         batch: 2 n rows: the n chosen completions, then the n rejected ones.
     """
@@ -79,7 +79,7 @@ def figures(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> dict[str, 
 
     Args:
         cfg: the algorithm's configuration.
-        hp: hyper-parameters, `[P]` each.
+        hp: the hyper-parameters that may differ between the P members, by name, `[P]` each.
         now: the present outputs of the head for each of the tokens.
         batch: 2 n rows: the n chosen completions, then the n rejected ones.
     """

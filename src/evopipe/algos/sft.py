@@ -45,7 +45,7 @@ def fitness(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
 
     Args:
         cfg: the algorithm's configuration.
-        hp: hyper-parameters, `[P]` each.
+        hp: the hyper-parameters that may differ between the P members, by name, `[P]` each.
         now: the present log-probabilities of the tokens.
         batch: the held-out completions.
     """
@@ -59,7 +59,7 @@ def figures(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> dict[str, 
 
     Args:
         cfg: the algorithm's configuration.
-        hp: hyper-parameters, `[P]` each.
+        hp: the hyper-parameters that may differ between the P members, by name, `[P]` each.
         now: the present log-probabilities of the tokens.
         batch: the held-out completions.
     """

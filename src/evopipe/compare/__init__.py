@@ -79,8 +79,8 @@ class Row:
 
     Attributes:
         label: a short text with the parameters in which the configuration differs from others.
-        over: a text that says over what `mean`, `interval` and `iqm` are computed: over the runs' means, or for a
-            single run over its episodes.
+        over: a text that says from which numbers `mean`, `interval` and `iqm` are computed. These are the mean returns
+            of the runs; if there is a single run, they are the returns of its episodes.
         runs: the configuration's runs.
         means: the mean return of each run.
         mean: the mean return.

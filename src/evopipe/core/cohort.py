@@ -203,7 +203,7 @@ COSTS = {"cpu": _Costs(400.0, 7e-5, 16), "cuda": _Costs(400.0, 2e-7, 4096)}
 
 
 def cost(members: Sequence[Member], pace: PaceOf, costs: _Costs = COSTS["cpu"]) -> float:
-    """Return an estimate, by a model of the cost, of the time of one update of these members in one cohort, in µs.
+    """Return how long one update of these members in one cohort takes, in µs, as a cost model estimates it.
 
     Args:
         members: the members.
@@ -277,10 +277,10 @@ def form(
         widths: the input and output width of every network.
         device: the device of the cohorts' tensors.
         pace: a function that returns a member's `Pace`: its batch size, and when it learns.
-        mode: which members share a cohort, if they learn at the same steps and their architectures have the same
-            `family`. `whole`: all of them. `exact`: those whose architectures have the same `signature`, and whose
-            padded batch sizes are equal. `merged`: as `exact`, but cohorts are merged if the cost model says that this
-            is faster.
+        mode: which members share a cohort. In every mode, they learn at the same steps, and their architectures have
+            the same `family`. `whole`: nothing else is asked. `exact`: their architectures also have the same
+            `signature`, and their padded batch sizes are equal. `merged`: cohorts are formed as in `exact`, and then
+            merged if this is estimated to be faster.
         paths: the fast paths (CUDA graphs, `torch.compile`) that the cohorts use; None for none.
     """
     groups = _group(members, pace, mode, device.type)

@@ -29,8 +29,8 @@ class Paths:
     """The fast paths of a run, CUDA graphs and `torch.compile`: one object for all its cohorts (batches of members).
 
     Args:
-        capture: `graph` for CUDA graphs. `buffers`, as on a CPU, for plain calls that use fixed input and output
-            tensors as a graph does. `none` for plain calls.
+        capture: how functions are called. `graph`: by CUDA graphs. `buffers`: without graphs, but with fixed input and
+            output tensors as a graph has them; used where CUDA graphs do not work, as on a CPU. `none`: as they are.
         compiled: whether `update` goes through `torch.compile`, which changes the last bits of results.
 
     Attributes:

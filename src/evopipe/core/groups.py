@@ -269,7 +269,10 @@ class AgentGroups:
         return x if group is None else x.index_select(1, group)
 
     def over_group(self, x: Tensor) -> Tensor:
-        """Return for each agent the sum of x over the agents of its group: `[P, K]` → `[P, K]`."""
+        """Return for each agent the sum of `x` over all agents of its group, `[P, K]`.
+
+        `x` `[P, K]` has a number for each of the K agents of P teams.
+        """
         if len(self.groups) == self.agents:
             return x
         return (x[:, None] * self.on(x.device).together).sum(dim=2)

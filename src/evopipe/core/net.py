@@ -72,10 +72,10 @@ class Net:
 
     @cached_property
     def firsts(self) -> Net:
-        """The first network of every pair of copies, as a `Net` of constants with P · copies / 2 rows.
+        """The first network of every pair, as a `Net` without gradients that has one row for each pair.
 
-        A row of this net must hold an even number of copies of the network, such as twin critics for each group of
-        agents: copies 2 i and 2 i + 1 are a pair.
+        Each of the P rows of this net must hold an even number of networks, such as two critics for each group of
+        agents. Networks 2 i and 2 i + 1 of a row are a pair.
         """
         shape = self.structure
         assert isinstance(shape, Copies)
@@ -125,16 +125,18 @@ class Net:
 def forward(net: Net | None, x: Tensor, views: Any = None) -> Tensor:
     """Run each member's network on the member's own batch: `[P, B, inputs]` → `[P, B, outputs]`.
 
-    P is the number of members, B the batch size. An encoder returns features `[P, B, latent]`. If `net` has K rows per
-    member (see `Net.interleave`), all K read the member's batch, and the result is `[P, K, B, outputs]`. If a row holds
-    copies of a network (`core.copies`), each copy has its own batch: x and result are `[P · copies, B, …]`. A recurrent
-    network takes one step from a zero state.
+    P is the number of members, B the batch size. An encoder returns features `[P, B, latent]`. A recurrent network
+    takes one step from a zero state.
+
+    A member may have several networks. If `net` has K rows for each member (see `Net.interleave`), all K networks read
+    the member's batch, and the result is `[P, K, B, outputs]`. If each row holds several networks (see `core.copies`),
+    every network has a batch of its own: x and the result are `[P · copies, B, …]`, for `copies` networks in a row.
 
     Args:
         net: the network; None returns x, for algorithms whose shared encoder is optional.
         x: the inputs.
-        views: parameter tensors to use instead of the network's own, in the form of `Net.views`, for example noisy
-            ones; None for its own.
+        views: parameter tensors to use instead of those of `net`, in the form of `Net.views`, for example noisy ones;
+            None for those of `net`.
     """
     if net is None:
         return x

@@ -89,8 +89,8 @@ class Normaliser:
     A cohort is a batch of members that train together.
 
     Attributes:
-        held: the tensors of normalisation by their names in `Member.tensors`, stacked to one row per member. Only the
-            indices of the normalised columns, which are equal for all members, are not stacked.
+        held: the tensors of the statistics, by their names in `Member.tensors`. Each tensor has one row per member.
+            Only the indices of the normalised columns are held once, because they are equal for all members.
     """
 
     held: Mapping[str, Tensor]

@@ -20,8 +20,8 @@ class Widths(NamedTuple):
     """The input and output width of a network, and the part of the member's architecture that the network is.
 
     Attributes:
-        inputs: the number of inputs. For a head, only its own inputs count, such as actions, not the latent; in the
-            head's input they come first, then the latent.
+        inputs: the number of inputs. A head reads its own inputs, such as actions, and after them the latent; this
+            number counts its own inputs alone.
         outputs: the number of outputs; 0 for an encoder, which has no output layer.
         role: the part of the architecture. `encoder` is the layers up to the latent, `head` the layers after the
             latent, and `whole` is encoder and head together. The latent is the layer between encoder and head.
@@ -106,12 +106,16 @@ class Structure(Protocol):
     def memory(self) -> int: ...
 
     def pack(self, rows: Sequence[Tensor]) -> Tensor:
-        """Return rows `[P, N]` of this structure that hold the members' own flat rows, `[n_p]` for member p, with zeros
-        as padding."""
+        """Return rows `[P, N]` of this structure, in which zeros are the padding.
+
+        `rows` has the flat row of each member without padding: for member p the `[n_p]` numbers of its parameters.
+        """
 
     def unpack(self, packed: Tensor) -> list[Tensor]:
-        """Return the members' own flat rows, `[n_p]` for member p, as copies without padding, from rows `[P, N]` of
-        this structure."""
+        """Return the flat row of each member without padding: for member p the `[n_p]` numbers of its parameters.
+
+        `packed` `[P, N]` are rows of this structure, with padding. The result holds copies.
+        """
 
     def part(self, first: int, end: int | None, every: int = 1) -> Structure:
         """Return the structure of the rows in the slice `first:end:every`; if `end` is None, the slice goes to the last
@@ -126,8 +130,8 @@ class Structure(Protocol):
     def views(self, of: ViewOf) -> Any:
         """Return the parameter tensors that the forward pass reads.
 
-        The function `of` takes (start, rows, columns). It returns a view `[P, rows, columns]` of the rows · columns
-        numbers from index `start` on in every member's flat row.
+        The function `of` takes (start, rows, columns), and returns a view `[P, rows, columns]`: one matrix for each
+        member, whose numbers begin at index `start` of the member's flat row.
         """
 
     def forward(self, views: Any, x: Tensor) -> Tensor:
@@ -211,7 +215,7 @@ class Architecture(Protocol):
     def stack(archs: Sequence[Any], widths: Widths, device: torch.device) -> Structure:
         """Return the structure of one network of several members with these architectures.
 
-        The architectures must be of one family, and ordered by activation.
+        All architectures must have the same `family`, and they must be sorted by their attribute `activation`.
         """
 
     def options(self, bounds: ArchitectureBounds, networks: Sequence[Widths]) -> Iterator[Option]:

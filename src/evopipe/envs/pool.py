@@ -227,9 +227,10 @@ class EnvPool:
         """Step the environments `rows` `[n]`, or all if None, and return the results.
 
         Args:
-            actions: the actions in the algorithm's encoding: indices from 0, `[n]`, or `[n, D]` for a MultiDiscrete or
-                MultiBinary space of D parts; for a Box of A numbers `[n, A]` in [-1, 1], which are scaled to its
-                bounds. For a team of K agents `[n, K, …]`.
+            actions: the actions in the algorithm's encoding. For a Discrete space they are indices from 0, `[n]`. For a
+                MultiDiscrete or MultiBinary space of D parts they are such indices, `[n, D]`. For a Box of A numbers
+                they are numbers in [-1, 1], `[n, A]`, which are scaled to the bounds of the Box. A team of K agents has
+                `[n, K, …]`.
             rows: the environments to step.
 
         Raises:

@@ -268,12 +268,13 @@ class Rows:
 
 
 class calling:  # noqa: N801  # a context, like those of `contextlib`
-    """A context for a block that calls environments, with a time limit. If the block raises an exception or hangs, the
-    context raises a Fault for the row in `turn`.
+    """A context for a block that calls environments, with a time limit.
+
+    If the block raises an exception or hangs, the context raises a `Fault`, an error that names the environment.
 
     Args:
         watched: the watchdog with the time limit.
-        turn: `[1]`, the row of the environment that is being called.
+        turn: `[1]`, the row (place in the pool) of the environment that is being called.
         what: the name of the called method in messages.
     """
 

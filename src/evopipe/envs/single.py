@@ -37,7 +37,7 @@ class OneRow(gymnasium.Env[Any, Any]):
     Args:
         kind: the user's class, with the methods `start`, `advance` and `observe`.
         name: the environment's name in messages.
-        kwargs: the arguments of its constructor.
+        kwargs: the arguments of the constructor of `kind`.
 
     Raises:
         ParamsError: the class lacks a method or attribute, or its spaces are not supported.

@@ -41,8 +41,10 @@ def team_step(
     space: TeamSpace, obs: Floats, reward: Floats, terminated: Bools, truncated: Bools, alive: Bools,
     mask: Bools | None = None, forced: Floats | None = None,
 ) -> RowStep:  # fmt: skip
-    """Build the results of one step of K agents in n environments, and find the broken rows: environments with a value
-    that is not finite, or with an agent that acts next and has no legal action.
+    """Build the results of one step of K agents in n environments, and find the broken environments.
+
+    An environment is broken if an observation or reward is not finite, or if an agent acts next and has no legal
+    action.
 
     Args:
         space: the agents' spaces.
@@ -50,9 +52,10 @@ def team_step(
         reward: `[n, K]`, the rewards.
         terminated, truncated: `[n, K]`, how each agent's episode ended, if it did.
         alive: `[n, K]`, the agents that act next.
-        mask: `[n, K, A]`, the environment's masks of A actions; None if every action that an agent has is legal. If the
-            last mask of a truncated agent allows no action, all its actions count as legal.
-        forced: `[n, K, …]`, next actions that the environment sets itself, NaN elsewhere; None if it sets none.
+        mask: `[n, K, A]`, the environment's masks of A actions; None if every action that an agent has is legal. If an
+            agent was truncated and its last mask allows no action, all its actions count as legal.
+        forced: `[n, K, …]`, the next actions of agents whose actions the environment sets itself, NaN for other agents;
+            None if it sets none.
     """
     broken: Bools = np.asarray(~(np.isfinite(obs).all(axis=(1, 2)) & np.isfinite(reward).all(axis=1)), np.bool_)
     cut = truncated & ~terminated & ~alive

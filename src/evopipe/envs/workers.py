@@ -1,4 +1,4 @@
-"""Worker processes that step the environments of a pool while the trainer learns or steps a share of its own.
+"""Worker processes that step the environments of a pool, while this process learns or steps some of them itself.
 
 `Workers` decides how many there are; `_WorkerRows` is one pool's environments in them. Every row is stepped by the same
 code as in this process (`evopipe.envs.rows`), so no result depends on where a row lives or on how many processes there

@@ -156,13 +156,15 @@ class Base:
         self, prompt: str | Sequence[Mapping[str, Any]], chat: bool, system: str | None, go_on: bool = False,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int]:  # fmt: skip
-        """Return the tokens of a prompt, at least one: of a plain text, or of messages through the chat template.
+        """Return the tokens of a prompt, at least one token.
+
+        A list of messages goes through the chat template. A text does so only if `chat` is true.
 
         Args:
             prompt: a text or a list of messages. Special tokens in it are plain text, unless `special_tokens` is true.
             chat: whether a text is shown as a message of the user through the chat template.
-            system: the system message, or for a plain text its beginning; None for none. Special tokens in it take
-                effect.
+            system: the system message; None for none. If the chat template is not used, it is put before the text.
+                Special tokens in it take effect.
             go_on: whether the model continues the last message instead of beginning its own.
             tools: the schemas of tools that the template shows, in the form of OpenAI's API.
 
@@ -186,7 +188,7 @@ class Base:
             prompt: a text or a list of messages.
             completions: the texts of the completions.
             chat: whether a text is shown as a message of the user through the chat template.
-            system: the system message, or for a plain text its beginning; None for none.
+            system: the system message; None for none. If the chat template is not used, it is put before the text.
             go_on: whether the completions continue the last message instead of beginning a new one.
 
         Raises:

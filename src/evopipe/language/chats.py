@@ -40,14 +40,14 @@ def show(
 
     Args:
         tokenizer: the tokenizer.
-        encoder: its encoder.
+        encoder: the encoder that was made from the tokenizer; it finds special tokens in texts.
         name: the model's name, for error messages.
         messages: the chat.
         own: the number of messages at the start that the run itself added, such as the system message.
-        special: whether special tokens in the other messages take effect. If False, these messages are data.
-        replies: the indices of messages whose content is replaced by the placeholder `PLACE`.
-        ending: the argument of `apply_chat_template` that is set to True, such as `add_generation_prompt`; None for
-            none.
+        special: whether special tokens take effect in the messages after these. If False, such messages are data.
+        replies: the indices of messages whose content is replaced by a placeholder, `encoding.PLACE`.
+        ending: the name of an argument of `apply_chat_template` that is set to True, such as `add_generation_prompt`;
+            None sets no argument.
         tools: JSON Schemas of tools in the form of OpenAI's API, which the template shows in its own way.
 
     Raises:

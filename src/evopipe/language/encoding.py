@@ -136,8 +136,10 @@ class Encoder:
         return [token for token, (start, _) in zip(ids, offsets, strict=True) if start >= cut]
 
     def continuation(self, text: Marked) -> list[int]:
-        """Return the tokens of a text that continues another, unknown text. No space is added before it, as some
-        tokenizers add before the beginning of a text."""
+        """Return the tokens of a text that continues another, unknown text.
+
+        Some tokenizers add a space before the beginning of a text. Here none is added.
+        """
         if not self._renamed[0].encode(PLACE, add_special_tokens=False).ids:  # it leaves out what it does not know
             return self.encode(text)
         ids, offsets, _ = self._tokens(text, PLACE)

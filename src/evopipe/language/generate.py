@@ -45,8 +45,10 @@ class Sampling(NamedTuple):
         return cls(zero, zero.long(), zero + 1)
 
     def rows(self, each: int) -> Sampling:
-        """Return settings `[P, R]`: settings `[P]` are repeated for the R = `each` completions of every member, and
-        settings that are `[P, R]` already stay unchanged."""
+        """Return settings with one value for each of the R = `each` completions of every member, `[P, R]`.
+
+        A setting `[P]` is repeated for all completions of the member. A setting `[P, R]` stays unchanged.
+        """
         return Sampling(*(x[:, None].expand(-1, each) if x.ndim == 1 else x for x in self))
 
 

@@ -134,10 +134,12 @@ def place(source: Tensor, target: Tensor) -> None:
 
 
 def pack(self: Any, rows: Sequence[Tensor]) -> Tensor:
-    """Stack the flat rows of `P` members, vectors of all their weights, as one tensor `[P, N]`, where N is the length
-    of the longest row. Because architectures differ, each matrix is padded with zeros to its shape in `self.shapes`.
+    """Stack the flat rows of `P` members as one tensor `[P, N]`, where N is `self.size`.
 
-    `self` is the structure of the members. Classes use this function as their method `Structure.pack`.
+    A flat row is the vector of all weights of a member. Architectures may differ. Therefore each matrix is padded with
+    zeros to its shape in `self.shapes`.
+
+    Classes use this function as their method `Structure.pack`. `self` is then the `Structure` of the members.
     """
     found = torch.zeros(len(rows), self.size)
     for arch, row, whole in zip(self.archs, rows, found, strict=True):
@@ -169,8 +171,8 @@ def views_of(of: ViewOf, shapes: Shapes) -> list[Tensor]:
     """Return a view `[P, rows, columns]` of every matrix in the flat rows of `P` members. A vector counts as a matrix
     with one row.
 
-    `shapes` has each matrix's shape by name, in the order in which a flat row holds them. `of` is a function (start,
-    rows, columns) → the view of one matrix, whose numbers begin at `start` in each flat row.
+    `shapes` has each matrix's shape by name, in the order in which a flat row holds the matrices. The function `of`
+    takes (start, rows, columns), and returns the view of the matrix whose numbers begin at `start` in each flat row.
     """
     found, start = [], 0
     for shape in shapes.values():

@@ -40,8 +40,9 @@ class Frames:
     Attributes:
         size: `S`, bytes of a frame.
         store: `[2 N, S]` uint8, the frames; on a CPU in memory that forked processes share.
-        places: `[N, 2]` int64, the indices in `store` of every row's own frame and of its next frame.
-        used: the number of places of `store` that were ever written; later places are untouched.
+        places: `[N, 2]` int64, for every row the indices in `store` of its frame before and of its frame after.
+        used: the number of entries of `store` that were ever written. These are the first ones; the others are
+            untouched.
     """
 
     def __init__(self, images: Sequence[Image], observations: int, rows: int, steps: int, device: torch.device) -> None:

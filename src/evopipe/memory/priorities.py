@@ -24,23 +24,23 @@ MOST = 1e30  # largest priority: a million of them still have a finite sum
 
 
 class Priorities:
-    """Sum trees for prioritized replay: one tree for each of `P` members, over the rows of a buffer.
+    """Sum trees for prioritized replay: one tree for each member, over the rows of a buffer.
 
     A row's priority is the size of its error (such as the TD error) to the power α; α = 0 gives uniform sampling
     (Schaul et al., ICLR 2016).
 
     Args:
-        members: `P`, the number of members.
+        members: the number of members of the population.
         capacity: the number of rows of a buffer.
         alpha: the exponent α.
         device: the device of the tensors.
 
     Attributes:
-        levels: the levels of the trees, `[P, n]` each, where n is the number of entries of the level. The first level
-            holds the priorities of rows. Each entry of a higher level is the sum of `FAN_OUT` entries of the level
-            below; the last level has at most `TOP` entries. Rows that are not filled have priority 0, as have padding
-            entries at the end of a level.
-        largest: `[P]`, the largest priority so far, which new rows get.
+        levels: the levels of the trees, `[members, n]` each, where n is the number of entries of the level. The first
+            level holds the priorities of rows. Each entry of a higher level is the sum of `FAN_OUT` entries of the
+            level below; the last level has at most `TOP` entries. Rows that are not filled have priority 0, as have
+            padding entries at the end of a level.
+        largest: `[members]`, each member's largest priority so far, which new rows get.
     """
 
     def __init__(self, members: int, capacity: int, alpha: float, device: torch.device) -> None:
@@ -123,7 +123,7 @@ class Priorities:
         self._add_up(slots[:, None].expand(index.shape).reshape(-1), index.reshape(-1))
 
     def inherit(self, slots: Tensor, parents: Tensor) -> None:
-        """Copy the priorities of the members `parents` `[n]` to the members `slots` `[n]`.
+        """Copy the priorities of the members in the slots `parents` `[n]` to the members in `slots` `[n]`.
 
         A member and its parent must sample the same buffer.
         """
@@ -131,7 +131,7 @@ class Priorities:
             tensor.index_copy_(0, slots, tensor.index_select(0, parents))
 
     def forget(self, slots: Tensor) -> None:
-        """Reset the priority of every filled row to 1, its initial value, for the members `slots` `[n]`.
+        """Reset the priority of every filled row to 1, its initial value, for the members in `slots` `[n]`.
 
         This is for new members that cannot `inherit`, because their parent sampled another buffer or they have none.
         """
@@ -140,7 +140,7 @@ class Priorities:
         self._add_up_all()
 
     def clear(self, slots: Tensor) -> None:
-        """Set the priorities of all rows of the members `slots` `[n]` to 0, as before the first row was filled."""
+        """Set the priorities of all rows to 0, as before the first row was filled, for the members in `slots` `[n]`."""
         self.levels[0].index_fill_(0, slots, 0.0)
         self.largest.index_fill_(0, slots, 1.0)
         self._add_up_all()

@@ -66,8 +66,8 @@ class RowLayout:
             spaces: the environment's spaces.
             masked: whether a row holds the legal actions of the next observation.
             steps: the largest number of environment steps that a transition spans.
-            legal: whether the algorithm's loss needs the legal actions of the observation too (its `MASKED_LOSS`). They
-                are stored only if `masked` is True.
+            legal: whether the algorithm's loss also needs the legal actions of the observation. This is the constant
+                `MASKED_LOSS` of the algorithm's module. These actions are stored only if `masked` is True.
         """
         k, agents = spaces.agents, sum(spaces.by_agent)
         sizes = k * spaces.observations, k * spaces.actions
@@ -295,9 +295,9 @@ class Replay:
 
     Attributes:
         frames: the storage of the images' columns, as bytes; None without images.
-        rows: `[M, capacity, size]`, the transitions without the columns that `frames` stores.
+        rows: `[M, capacity, width]`, the transitions without the columns that `frames` stores.
         position: `[M]` int64 on the host, the index at which the next row of each buffer is written.
-        size: `[M]` int64 on the host, the number of rows in each buffer.
+        size: `[M]` int64 on the host, the number of rows that each buffer holds.
     """
 
     def __init__(
@@ -330,11 +330,10 @@ class Replay:
         return self.rows.view(-1, self.rows.shape[2])
 
     def add(self, rows: np.ndarray, keep: np.ndarray, each: int | None = None) -> None:
-        """Append n transitions to each of the M buffers, `[M, n, size]` packed rows; a full buffer overwrites its
-        oldest rows.
+        """Append n transitions to each of the M buffers. A full buffer overwrites its oldest rows.
 
         Args:
-            rows: n packed transitions for each buffer.
+            rows: `[M, n, layout.size]`, n packed transitions for each buffer.
             keep: `[M, n]` bool. Transitions where it is False are left out, and so are transitions that are not finite.
             each: the number of neighbouring transitions, along the axis n, that come from one environment, in order of
                 time. The default is `layout.steps`, as in the result of `NStep.add`. Only buffers with images use it.
@@ -438,9 +437,9 @@ class Replay:
             beta: `[]`, the exponent β of importance sampling.
 
         Returns:
-            The transitions `[P, B, size]`, their row indices `[P, B]`, and `weight` times the importance weights (N ·
-            p)^−β, `[P, B]`. Here p is the probability with which a row was drawn. Importance weights are divided by the
-            member's largest.
+            The transitions `[P, B, layout.size]`, their row indices `[P, B]`, and `weight` times the importance
+            weights (N · p)^−β, `[P, B]`. Here p is the probability with which a row was drawn. Importance weights are
+            divided by the member's largest.
         """
         index, weight = self._by_priority(slots, size, u, weight, beta)
         return self._rows(index, first), index, weight
@@ -518,7 +517,7 @@ class Replay:
         return self.draw(self.first(slots), size, u.flatten(1)).view(*u.shape, self.layout.size)
 
     def filled(self, slots: Sequence[int]) -> np.ndarray:
-        """Return the number of rows in the buffer of each of the P members `slots`, `[P]` int64 on the host."""
+        """Return, for each of the P members in `slots`, the number of rows in its buffer, `[P]` int64 on the host."""
         filled: np.ndarray = self.size[self.memory_of(slots)]
         return filled
 
@@ -540,8 +539,8 @@ class Replay:
         return found
 
     def memory_of(self, slots: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Return the index of the buffer of each of the P members `slots`, `[P]` int64, from 0 to M − 1 for M
-        buffers."""
+        """Return, for each of the P members in `slots`, the index of the buffer that it uses, `[P]` int64. With M
+        buffers, an index is from 0 to M − 1."""
         return np.zeros(len(slots), np.int64) if self.memories == 1 else np.asarray(slots) // self.each
 
     def draw(self, first: Tensor, size: Tensor, u: Tensor) -> Tensor:

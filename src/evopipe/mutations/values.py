@@ -21,8 +21,8 @@ class Traits:
     Attributes:
         widths: the input and output widths of every network, by the network's name.
         acting: the names of the networks that act, to which noise on weights is added.
-        kinds: by each tensor's name, a pair: how the tensor changes with the architecture (such as `parameters`, or
-            `row` if it never does), and the name of its network; see `tensor_kinds`.
+        kinds: a pair (kind, network) for each tensor, by the tensor's name. The kind says what happens to the tensor if
+            the architecture changes, see `tensor_kinds`; `row` means that it is kept.
         evolve: the ranges of the hyper-parameters that may mutate, by name.
         whole: the names of those hyper-parameters that are whole numbers.
     """

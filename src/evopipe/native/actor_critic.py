@@ -78,7 +78,7 @@ def ddpg_update(
 
     Args:
         of: the networks and optimisers.
-        hp: the hyper-parameters, `[P]` each.
+        hp: the hyper-parameters that may differ between the P members, by name, `[P]` each.
         places: the team's agents, or a single agent.
         batch: a minibatch of B transitions.
         healthy: `[P]` bool, the members that learn.
@@ -106,7 +106,7 @@ def ddpg_job(
 
     Args:
         of: the networks and optimisers.
-        hp: the hyper-parameters, `[P]` each for P members.
+        hp: the hyper-parameters that may differ between the P members, by name, `[P]` each.
         places: the team's agents, or a single agent.
         batch: a minibatch, from which the width of an observation is read.
         discrete: whether actions are discrete.
@@ -148,7 +148,7 @@ def sac_job(
     Args:
         of: the networks and optimisers.
         state: the algorithm's state, which holds the logarithm of the temperature and its Adam moments.
-        hp: the hyper-parameters, `[P]` each for P members.
+        hp: the hyper-parameters that may differ between the P members, by name, `[P]` each.
         batch: a minibatch, from which the width of an observation is read.
         discrete: whether actions are discrete.
         learns_alpha: whether the temperature is learned.

@@ -60,7 +60,8 @@ def kernels() -> Any:
 
 
 def compiler() -> str | None:
-    """Return the name and version of the compiler that built the selected kernels; None if torch computes."""
+    """Return the name and version of the compiler that built the kernels in use; None if torch computes without
+    kernels."""
     return None if _chosen is None else declarations().string(_chosen.compiled_by()).decode()
 
 

@@ -92,7 +92,8 @@ def plan_of(net: Net, inputs: int, lstm: bool = False) -> LayerPlan | None:
     Args:
         net: the network.
         inputs: the number of the network's inputs.
-        lstm: whether the network may have LSTM layers. The plan then begins after them.
+        lstm: whether the network may begin with LSTM layers. If True, the plan begins after them. If False, the result
+            is None for a network with LSTM layers.
     """
     structure: Any = getattr(net.structure, "inner", net.structure)
     if not build.serve(net.values) or net.values.dtype != torch.float32 or net.values.stride(1) != 1:
@@ -108,7 +109,7 @@ def plan_of(net: Net, inputs: int, lstm: bool = False) -> LayerPlan | None:
 def run(structure: Any, first: int, layers: Sequence[Any], x: Tensor) -> Tensor | None:
     """Run a structure's dense layers on x `[P, B, inputs]`; return `[P, B, outputs]`, for B inputs of P members.
 
-    Return None if the kernels cannot do it; then torch does it.
+    If the kernels do not support the structure or the tensors, return None; the caller then uses torch.
 
     Args:
         structure: the structure, see `core.padded.Padded`.

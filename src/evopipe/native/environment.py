@@ -38,8 +38,8 @@ class Compiled:
         threshold: the return at which the environment counts as solved; None for none.
         settings: the default values of the settings that `env.kwargs` may change, by name.
         step_draws: the number of random numbers that one step draws.
-        place: the C function that sets a state to that of a Gymnasium environment (its attribute `state` or `s`), for
-            `evopipe env check`; None if the environment does not define it.
+        place: the C function that sets a state from the numbers in the attribute `state` or `s` of the same environment
+            in Gymnasium; None if the environment does not define it. `evopipe env check` uses it.
         held: an object that keeps the library loaded.
     """
 

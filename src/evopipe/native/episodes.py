@@ -22,7 +22,7 @@ class Normalised(NamedTuple):
         columns: `[N]` int64, the indices of the normalised columns of an observation.
         mean: `[members, N]` float32, the mean of each column.
         scale: `[members, N]` float32, the factor by which the distance from the mean is multiplied.
-        limit: `[members]` float32, the largest size to which a normalised number is clipped.
+        limit: `[members]` float32, the largest absolute value of a normalised number; larger ones are clipped to it.
     """
 
     columns: Tensor

@@ -28,7 +28,7 @@ def best_or_random(q: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> T
 def clipped_or_random(action: Tensor, epsilon: Tensor, draw: Stream) -> Tensor | None:
     """Clip continuous actions to [−1, 1], or with probability ε replace them by uniform draws, by the C kernels.
 
-    The result has the shape of `action`. The result is None if the kernels cannot do it; then torch does it. See
+    The result has the shape of `action`. It is None if the kernels cannot be used; the caller then uses torch, by
     `ops.policy.or_random`.
 
     Args:

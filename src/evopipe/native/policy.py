@@ -79,7 +79,7 @@ def described(cfg: Any, state: Any, team: Places | None) -> Policy | None:
     The struct is cached in the actor's structure.
 
     Args:
-        cfg, state: the algorithm's configuration and state.
+        cfg, state: the algorithm's configuration, equal for all members, and the members' state.
         team: the agents of a team; None for a single agent.
     """
     structure = state.actor.structure
@@ -170,11 +170,11 @@ def learn(
     """Learn from all minibatches of a rollout, epoch after epoch, in place, by the C kernels.
 
     Return the losses `[P]` of each member's last minibatch, and which members are still healthy (all their numbers are
-    finite). Return None if the kernels cannot do it; then torch does it.
+    finite). If the kernels do not support the networks, return None; the caller then uses torch.
 
     Args:
-        cfg, state: the algorithm's configuration and state.
-        hp: the hyper-parameters, `[P]` each.
+        cfg, state: the algorithm's configuration, equal for all members, and the members' state.
+        hp: the hyper-parameters that may differ between the P members, by name, `[P]` each.
         lessons: the minibatches.
         healthy: `[P]` bool, the members that learn.
         team: the agents of a team; None for a single agent.
@@ -208,11 +208,11 @@ def act(
 ) -> Chosen | None:  # fmt: skip
     """Sample actions from the policy, or take the most likely actions if `draw` is None, by the C kernels.
 
-    Return actions, log-probabilities, values and the recurrent state after the step. Return None if the kernels cannot
-    do it; then torch does it.
+    Return actions, log-probabilities, values and the recurrent state after the step. If the kernels do not
+    support the networks, return None; the caller then uses torch.
 
     Args:
-        cfg, state: the algorithm's configuration and state.
+        cfg, state: the algorithm's configuration, equal for all members, and the members' state.
         obs: `[P, E, O]`, the observations of P members with E environments each.
         legal: `[P, E, A]` bool, the legal actions; None if all are.
         memory: `[P, E, M]`, the recurrent state before the step.
@@ -236,7 +236,7 @@ def value(
     torch does.
 
     Args:
-        cfg, state: the algorithm's configuration and state.
+        cfg, state: the algorithm's configuration, equal for all members, and the members' state.
         obs: `[P, B, O]`, B observations of P members.
         memory: `[P, B, M]`, the recurrent state before each observation.
         team: the agents of a team; None for a single agent.
@@ -258,7 +258,7 @@ def greedy(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None, team: Places
     A recurrent policy starts from a zero state.
 
     Args:
-        cfg, state: the algorithm's configuration and state.
+        cfg, state: the algorithm's configuration, equal for all members, and the members' state.
         obs: `[P, E, O]`, the observations of P members with E environments each.
         legal: `[P, E, A]` bool, the legal actions; None if all are.
         team: the agents of a team; None for a single agent.
@@ -312,7 +312,7 @@ def enter(
 
     Args:
         spaces: the environment's spaces.
-        rows: `[P, E, size]`, the rows of the rollout for this step, which are written.
+        rows: `[P, E, size]`, the rows of the rollout into which this step is written.
         obs: `[P, E, O]`, the observations.
         legal: `[P, E, A]` bool, the legal actions; None if the rollout does not store them.
         begins: `[P, E]` bool, whether an episode begins.
@@ -335,13 +335,13 @@ def enter(
 def finish(
     after: Tensor, expected: Tensor, next_obs: Tensor, reward: Tensor, next_alive: Tensor | None, *ends: Tensor
 ) -> bool:
-    """Store the results of a step, `[P, E, …]`, in a rollout, see `memory.rollout.Rollout.finish`.
+    """Store the results of a step in a rollout; return whether the C kernels could do it. If not, nothing is stored.
 
-    There are P members with E environments each. Return whether the C kernels could do it; if not, nothing is stored.
+    P members act in E environments each. See `memory.rollout.Rollout.finish`.
 
     Args:
-        after: the part of the rollout that holds results, which is written.
-        expected: `[P, E]`, the values of the states before the step, as the rollout holds them.
+        after: `[P, E, size]`, the part of the rollout into which the results of this step are written.
+        expected: `[P, E]`, the predicted values of the states before the step, which the rollout holds already.
         next_obs, reward: `[P, E, O]` and `[P, E]`, the results of the step.
         next_alive: `[P, E]`, the status of each agent after the step, see `evopipe.types`; None except for teams.
         ends: terminated, truncated and broken (a reward or observation is not finite), `[P, E]` bool each.

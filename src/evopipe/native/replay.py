@@ -120,8 +120,8 @@ class Priority(NamedTuple):
     """The priorities of all members for the C kernels, see `memory.priorities`.
 
     Attributes:
-        levels: the levels of the members' sum trees, from the priorities of single rows upwards.
-        largest: `[members]`, each member's largest priority so far.
+        levels: the levels of all members' sum trees, from the priorities of single rows upwards.
+        largest: `[members]`, the largest priority so far of every member of the population.
         alpha: the power α to which errors are raised.
         least: a number that is added to an error's size before it is raised.
         most: the largest possible priority.
@@ -139,8 +139,9 @@ class Priority(NamedTuple):
         """Return a pointer to the C struct by which kernels set priorities, and a tuple of the objects that must be
         kept alive with it.
 
-        With the arguments, the kernels set the priorities of the rows `index` `[P, B]` of the members in the slots
-        `slots` `[P]`, from the rows' `errors` `[P, B]`. Without them, the struct only describes the trees.
+        If the arguments are given, the kernels set the priorities of the buffer rows `index` `[P, B]` from the rows'
+        `errors` `[P, B]`, for the members in the `slots` `[P]` (places in the population). If they are None, the
+        struct only describes the sum trees, which hold the priorities.
         """
         tree, kind, (members, n) = _Tree(self.levels), header.of("tree_call"), (0, 0) if index is None else index.shape
         fresh = torch.empty(n + 16)
@@ -176,7 +177,7 @@ def add_up(levels: Sequence[Tensor], slots: Tensor, index: Tensor) -> None:
     """Recompute all sums in the trees of priorities that depend on some rows, by the C kernels.
 
     Args:
-        levels: the levels of the members' sum trees, from the priorities of single rows upwards; changed in place.
+        levels: the levels of all members' sum trees, from the priorities of single rows upwards; changed in place.
         slots, index: `[n]` each: the priority of row `index[i]` of the member in slot `slots[i]` has changed.
     """
     slots, index = slots.contiguous(), index.contiguous()
@@ -186,7 +187,7 @@ def add_up(levels: Sequence[Tensor], slots: Tensor, index: Tensor) -> None:
 def add_up_all(levels: Sequence[Tensor]) -> None:
     """Recompute all sums in the trees of priorities of all members, in place, by the C kernels.
 
-    `levels` are the levels of the members' sum trees, from the priorities of single rows upwards.
+    `levels` are the levels of all members' sum trees, from the priorities of single rows upwards.
     """
     _of_tree("tree_add_up_all", _Tree(levels), members=len(levels[0]))
 
@@ -197,7 +198,7 @@ def draw(levels: Sequence[Tensor], slots: Tensor, u: Tensor) -> tuple[Tensor, Te
     Return the row indices and their probabilities, `[P, B]` each: B rows for each of P members.
 
     Args:
-        levels: the levels of the members' sum trees, from the priorities of single rows upwards.
+        levels: the levels of all members' sum trees, from the priorities of single rows upwards.
         slots: `[P]` int64, the members' slots (places in the population).
         u: `[P, B]` float64, uniform numbers in [0, 1), one for each row to draw.
     """
@@ -235,14 +236,14 @@ def update(
     """Set the priorities of rows from their errors, by the C kernels; see `Priorities.update`.
 
     Args:
-        levels: the levels of the members' sum trees, from the priorities of single rows upwards; changed in place.
+        levels: the levels of all members' sum trees, from the priorities of single rows upwards; changed in place.
         slots: `[P]` int64, the members' slots (places in the population).
-        index: `[P, B]` int64, the indices of B rows for each member.
+        index: `[P, B]` int64, the indices of B rows for each of these P members.
         errors: `[P, B]`, the errors of these rows.
         alpha: the power to which an error's size plus `least` is raised.
         least: a number that is added to the size of every error.
         most: the largest possible priority.
-        largest: `[members]`, each member's largest priority so far, raised in place.
+        largest: `[members]`, the largest priority so far of every member of the population, raised in place.
     """
     slots, index, errors = slots.contiguous(), index.contiguous(), errors.float().contiguous()
     (members, n), fresh = index.shape, torch.empty(index.shape[1] + 16)

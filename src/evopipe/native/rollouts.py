@@ -29,15 +29,16 @@ class Ticks(NamedTuple):
         keys: `[P]` int64, the members' random keys.
         first: the number of the first tick, the counter of random draws.
         many: the number of ticks.
-        episodes: three tensors `[R]` int64, for every environment of the pool: the random key of its member, its number
-            among the member's environments, and the number of episodes begun in it.
+        episodes: three tensors `[R]` int64, with one entry for each environment of the pool: the random key of the
+            member that it belongs to, its index among that member's environments, and the number of episodes begun in
+            it.
         rows: `[P, many, E, …]`, the steps of a rollout, see `memory.rollout`.
         after: `[P, many, E, O + 4]`, the results of the steps.
         memory: `[P, many + 1, E, M]`, the recurrent states before each step.
         remembered: `[P, E, M]`, the recurrent state before the first tick, and afterwards that after the last.
-        returns: four tensors: the returns of running episodes `[R]`; then, `[slots]` each, the sum of the returns of
-            ended episodes, the number of ended episodes, and the number of broken steps (with a number that is not
-            finite). None if they are not needed.
+        returns: four tensors; None if they are not needed. The first, `[R]`, has the returns of running episodes. The
+            others have one entry for each slot (place in the population): the sum of the returns of ended episodes, the
+            number of ended episodes, and the number of broken steps (with a number that is not finite).
         broken: `[P]` int64, each member's count of broken steps; None if no step can be broken.
         normalise: the normalisation of observations and rewards; None for none.
     """
@@ -64,7 +65,7 @@ def play(cfg: Any, state: Any, ticks: Ticks) -> Callable[[], None] | None:
     the tensors of `ticks`.
 
     Args:
-        cfg, state: the algorithm's configuration and state.
+        cfg, state: the algorithm's configuration, equal for all members, and the members' state.
         ticks: the ticks: the environments, the members, and the tensors to write.
     """
     found, rows, memory = policy.described(cfg, state, None), ticks.rows, ticks.memory

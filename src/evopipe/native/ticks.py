@@ -184,7 +184,8 @@ class Appender:
         self._pointer = kind.pointer(self.packed)
 
     def append(self) -> None:
-        """Append the transitions that `rows` and `keep` hold now."""
+        """Append the transitions that are now in the attribute `rows`; only those for which the attribute `keep` is
+        True."""
         build.kernels().tick_remember(self._pointer)
 
 
@@ -205,8 +206,9 @@ class ManyTicks:
         every: for each cohort, the number of a member's steps from one update to the next.
         pool: the C struct of a pool of R environments, see `native.environment.States.packed`.
         rows: `[n]` int64, the indices of the environments that step; None for all.
-        episodes: three tensors `[R]` int64, for every environment of the pool: the random key of its member, its number
-            among the member's environments, and the number of episodes begun in it, which is changed in place.
+        episodes: three tensors `[R]` int64, with a number for each environment of the pool: the random key of the
+            environment's member; the environment's number among those of this member; and how many episodes have begun
+            in the environment. The third tensor is changed in place.
         returns: four tensors that are changed in place: the returns of running episodes `[R]`; then, `[slots]` each,
             the sum of the returns of ended episodes, the number of ended episodes, and the number of broken steps. None
             if they are not needed.
@@ -217,7 +219,8 @@ class ManyTicks:
         envs: the number of environments of each member.
         delay: the number of a member's steps before it may learn.
         at_once: the number of updates that a member makes each time that updates are due.
-        apart: the number of random counters that are reserved for each tick.
+        apart: how many step numbers of the random generator are reserved for each tick; more than a tick has updates,
+            so that no two updates draw the same numbers.
         alone: whether each member has a replay buffer of its own and no step can be broken. Then each member takes all
             its ticks at once, one member after the other or several in parallel threads.
     """

@@ -79,10 +79,10 @@ class Recipe(NamedTuple):
         of: the learners (networks and optimisers).
         job: the C struct for the learners.
         noise: the number of normal random numbers that each transition of a minibatch needs to draw the next action.
-        scale: `[P]`, each member's standard deviation of the random numbers for next actions; None for 1.
-        own_noise: whether the actor's own actions need as many further random numbers.
-        turn: the number, from 0, of the update in which the actor learns. Updates are counted in periods of
-            `policy_delay` updates (1 for algorithms without this setting).
+        scale: `[P]`, each member's standard deviation of these random numbers; None if it is 1.
+        own_noise: whether as many random numbers are drawn again, for the actions in the actor's own update.
+        turn: which update of a period the actor learns in, counted from 0. A period has `policy_delay` updates (1 for
+            algorithms without this setting).
     """
 
     name: str
@@ -247,8 +247,8 @@ def take(how: Recipe | None, batch: Batch, healthy: Tensor, draw: Stream, turn: 
         batch: the minibatch.
         healthy: `[P]` bool, the members that learn.
         draw: the stream of random numbers.
-        turn: the number of this update within its period, from 0, see `Recipe`. The actor learns if it equals
-            `how.turn`.
+        turn: the number of this update, from 0, within its period of `policy_delay` updates. The actor learns only if
+            this number equals `how.turn`, see `Recipe`.
     """
     if how is None:
         return None

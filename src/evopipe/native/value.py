@@ -19,8 +19,9 @@ def value_recipe(
     of: Learners, rates: Mapping[str, Row], batch: Batch, *, double: bool, huber: bool, dueling: bool = False,
     support: Tensor | None = None,
 ) -> Recipe | None:  # fmt: skip
-    """Return the `Recipe` (description of an update) by which the C kernels update one Q-network and its target
-    network. Return None if they cannot; then torch does it.
+    """Return the `Recipe` with which the C kernels update one Q-network and its target network.
+
+    The result is None if the kernels cannot make this update.
 
     The noise on a noisy network's weights is drawn from part 1 of the update's stream of random numbers (see
     `Stream.part`), and that on the target network's from part 2.

@@ -128,9 +128,10 @@ def total(weight: Tensor, each: Tensor) -> Tensor:
 
 
 def row_means(each: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean of each row's tokens inside the mask, `[P, B, T]` → `[P, B]`; 0 for a row without such tokens.
+    """Return for each row the mean of `each` over the tokens inside the mask, `[P, B]`.
 
-    `each` holds a number for each token of B rows of T tokens of P members, and `mask` says which tokens count.
+    The mean is 0 for a row without such tokens. `each` `[P, B, T]` has a number for each token: P members, B rows, T
+    tokens. `mask` says which tokens count.
     """
     return _within(each, mask).sum(dim=-1) / mask.sum(dim=-1).clamp(min=1)
 
@@ -157,11 +158,10 @@ class Importance(NamedTuple):
 
 
 def importance(log_prob: Tensor, drawn: Tensor, mask: Tensor, how: Correction, low: float, high: float) -> Importance:
-    """Return the importance weights of tokens that a policy π learns from although another policy, π_drawn, generated
-    them.
+    """Return the importance weights of tokens that one policy, π_drawn, generated, and another policy, π, learns from.
 
-    The share of the tokens whose ratio lies outside [low, high] is returned too. The ratio is π(·) / π_drawn(·) of a
-    token; for a correction whose name begins with `sequence_`, it is the product of the ratios over the sequence.
+    The ratio of a token is π(·) / π_drawn(·). If the name of the correction begins with `sequence_`, it is the product
+    of these ratios over the sequence. The result also has the share of the tokens whose ratio is outside [low, high].
 
     Args:
         log_prob, drawn: `[P, B, T]`, log π and log π_drawn: P members, B sequences, T tokens.

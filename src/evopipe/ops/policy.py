@@ -113,12 +113,13 @@ def gaussian(draw: Stream, shape: tuple[int, ...], sd: float) -> Tensor:
 def ornstein_uhlenbeck(draw: Stream, shape: tuple[int, ...], sd: float, theta: float) -> Tensor:
     """Draw time-correlated noise `[P, E, A]` of the process x ← (1 − θ) x + sd · N(0, 1); `shape` is (E, A).
 
-    There are A numbers for each of the E environments of the P members of the stream `draw` (Uhlenbeck & Ornstein,
-    1930; Lillicrap et al., 2016). θ (`theta`) is in (0, 1]. An environment's process is not reset between episodes.
+    `draw` is a stream of P members. Each member has E environments, and each environment gets A numbers (Uhlenbeck &
+    Ornstein, 1930; Lillicrap et al., 2016). θ (`theta`) is in (0, 1]. An environment's process is not reset between
+    episodes.
 
-    The process is the sum Σ (1 − θ)ᵏ sd · N_{t−k} of its past shocks. The shocks are drawn again from the counter-based
-    generator at every step, so no state is stored between steps. Shocks whose factor (1 − θ)ᵏ is below `REMEMBERED` are
-    left out.
+    At step t, x is the sum Σₖ (1 − θ)ᵏ sd · N_{t−k}, where N_{t−k} is the normal random number of the step k steps ago.
+    These numbers are drawn again from the counter-based generator at every step, so no state is stored between steps.
+    Numbers whose factor (1 − θ)ᵏ is below the constant `REMEMBERED` are left out.
     """
     steps = 1 if theta == 1.0 else math.ceil(math.log(REMEMBERED) / math.log1p(-theta))
     shocks = draw.normal_window(steps, shape[0] * shape[1])  # [P, K, E · A]

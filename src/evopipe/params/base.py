@@ -116,7 +116,7 @@ class RunParams(Schema):
 
     @property
     def algo_config(self) -> Any:
-        """The block of the algorithm that `train.algo` names, as its `Config`."""
+        """The block of the algorithm that `train.algo` names, an object of that algorithm's class `Config`."""
         own: Any = self
         return own.algos[own.train.algo]
 

@@ -26,7 +26,8 @@ class LanguageParams(RunParams):
 
     Attributes:
         PROBLEM, ELSEWHERE: the kind of members, and the middle of an error message; see `RunParams`.
-        OF_OTHERS: blocks of other kinds of runs, each with the sentence that refuses the block in this file.
+        OF_OTHERS: names of blocks that only other kinds of runs have. The value is the error message if such a block is
+            in this file.
     """
 
     PROBLEM: ClassVar[str] = "text"

@@ -478,7 +478,7 @@ def own_actions(module: Any, space: ActionSpace, actions: torch.Tensor) -> torch
     Continuous actions are scaled from [−1, 1] to the bounds; discrete actions are shifted by the space's first value.
 
     Args:
-        module: the module that holds the buffers which `hold_bounds` registered.
+        module: a module with the bounds or first values of the space as buffers, which `hold_bounds` registered.
         space: the environment's action space.
         actions: the policy's actions.
     """

@@ -44,8 +44,8 @@ def problem_of(params: AnyParams, folder: Path = Path(), alone: bool = False, to
     Args:
         params: the parameters.
         folder: the project's folder, which has the outputs of earlier stages.
-        alone: whether this process is a shard of members with a single CPU. If so, a number of workers or learners
-            that is set to `auto` means no helper processes.
+        alone: whether this process is a shard (a process with a part of the population) that has a single CPU. If so,
+            the value `auto` for a number of workers or learners means no helper processes.
         together: a `language.together.Together`, if several processes form one shard of language models; else None.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The problem of members in an environment, alone or in teams."""
+"""The problem of members that act in an environment, each as a single agent or as a team of agents."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def problem_of(params: Params, folder: Path = Path(), alone: bool = False, toget
     Args:
         params: the parameters.
         folder: the project's folder, which has the outputs of earlier stages.
-        alone: whether this process is a shard of members with a single CPU. If so, `runtime.env_workers` and
-            `runtime.learners` mean no helper processes where they are `auto`.
-        together: None; only language models have shards of several processes.
+        alone: whether this process is a shard (a process with a part of the population) that has a single CPU. If so,
+            the value `auto` of `runtime.env_workers` and of `runtime.learners` means no helper processes.
+        together: always None, because only language models have shards of several processes.
 
     Raises:
         ParamsError: the environment is unknown or not supported.

@@ -45,7 +45,8 @@ def problem_of(
     Args:
         params: the parameters.
         folder: the project's folder, which has the outputs of earlier stages.
-        alone: whether this process is a shard of members with a single CPU; if so, it has no learner processes.
+        alone: whether this process is a shard (a process with a part of the population) that has a single CPU. If so,
+            it has no learner processes.
         together: a `language.together.Together`, if several processes form one shard; else None.
 
     Raises:
@@ -121,14 +122,16 @@ def regime_of(spec: TextSpec, clock: Clock, corpus: Corpus, learners: int = 1) -
 
 
 def completer_of(spec: TextSpec, folder: Path, episodes: int) -> tuple[Completer, np.ndarray]:
-    """Return an object that completes prompts and scores the completions, and the indices `[n]` of n rows to evaluate
-    it on.
+    """Return an object that completes prompts and scores the completions, and the indices `[n]` of the rows for the
+    final evaluation.
 
-    The n = `episodes` rows of the final evaluation are drawn from the test split of the corpus below `folder`.
+    `episodes` rows are drawn from the test split of the corpus below `folder`. If the split has no more rows than that,
+    all are taken.
 
     Raises:
-        MissingInputError, DataError, ParamsError: the corpus does not exist, is damaged, or has too long rows, see
-            `corpus_of`.
+        MissingInputError: the corpus does not exist.
+        DataError: the corpus is damaged, or was made for another base model or kind of algorithm.
+        ParamsError: the rows are too long for the base model.
     """
     corpus = corpus_of(folder, spec)
     rows = corpus.splits["test"]

@@ -104,8 +104,8 @@ def task_of(cfg: LanguageConfig) -> Any:
 def settled(cfg: LanguageConfig, source: str) -> LanguageConfig:
     """Return the block `language` (`cfg`) with the alphabet of the `tiny` model's tokenizer filled in from the task.
 
-    The block is returned unchanged if it names another model or an alphabet, or if the task does not generate the rows:
-    if `source`, the setting `fetch.source`, is not `generate`.
+    The block is returned unchanged if it names another model, if it has an alphabet, or if the task does not generate
+    the rows. The task generates them if `source`, the setting `fetch.source`, is `generate`.
     """
     if cfg.model != "tiny" or cfg.tiny.characters or source != "generate":
         return cfg

@@ -128,8 +128,8 @@ class OffPolicy:
             self.nstep.put(rows, windows)
 
     def renew(self, slots: Sequence[int]) -> None:
-        """Prepare these slots (places in the population) for new trials (new members), see `Regime.renew`: begin new
-        episodes.
+        """Begin new episodes in these slots (places in the population), because they get new trials (members with new
+        weights). See `Regime.renew`.
 
         A replay buffer that belongs to one of these slots alone is emptied.
         """

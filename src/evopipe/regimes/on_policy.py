@@ -125,8 +125,8 @@ class OnPolicy:
         """Do nothing, because this regime stores nothing per member that a child could inherit."""
 
     def renew(self, slots: Sequence[int]) -> None:
-        """Prepare these slots (places in the population) for new trials (new members), see `Regime.renew`: begin new
-        episodes."""
+        """Begin new episodes in these slots (places in the population), because they get new trials (members with new
+        weights). See `Regime.renew`."""
         self.world.renew(slots)
         self.returns[list(slots)] = 0.0
 
@@ -219,13 +219,13 @@ class OnPolicy:
         return self.world.ended.means()
 
     def advance(self, most: int = 1) -> None:
-        """Take one step in every environment, or collect a rollout by `collect_rollouts`; learn from the rollouts that
-        are complete.
+        """Take one step in every environment, then learn from the rollouts that are complete.
 
+        If the user gave a function `collect_rollouts`, it collects the rest of a rollout instead of the one step.
         Environments in C may take up to `most` steps, none beyond the end of a rollout.
 
         Raises:
-            UsageError: `collect_rollouts` recorded another number of steps than it was asked for.
+            UsageError: the user's `collect_rollouts` recorded another number of steps than it was asked for.
             EnvironmentFailed: an environment failed. The state can be saved then: the chosen actions stay pending, and
                 are taken at the next call.
         """

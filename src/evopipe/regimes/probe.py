@@ -46,8 +46,8 @@ class Probe:
         spec: the run's configuration.
         clock: the run's clock.
         offline: whether members learn from a dataset alone.
-        sparse: whether to leave out the extra update in some generations, if generations have few updates; for
-            environments that are tensors, whose generations are short.
+        sparse: whether some generations have no extra update if generations have few updates. This is for environments
+            that are tensors, because their generations are short.
 
     Attributes:
         diagnostics: the metrics that were recorded in the present generation.
@@ -118,7 +118,7 @@ class Probe:
         self, cohorts: Sequence[Cohort], more: Callable[[Cohort], Mapping[str, Tensor]] = lambda cohort: {},
         tally: Tally | None = None,
     ) -> None:  # fmt: skip
-        """Record the metrics of members that are known only when a generation ends.
+        """Record those metrics of the members that are known only at the end of a generation.
 
         These metrics are learning rates, the norm of the weights, and the updates per step.
 

@@ -65,15 +65,15 @@ def places_of(cohorts: Sequence[Cohort]) -> list[list[int]]:
 def choosers(
     spec: EnvSpec, cohorts: Sequence[Cohort], rows: np.ndarray, places: Sequence[Sequence[int]]
 ) -> list[Chooser] | None:
-    """Return one object for each cohort, which chooses the actions of the cohort's members with exploration, by the
-    native kernels.
+    """Return for each cohort an object that chooses its members' actions, with exploration, by the native kernels.
 
-    The result is None if the kernels cannot do it, and torch has to choose the actions.
+    The result is None if the kernels cannot do this, and torch has to choose the actions.
 
     Args:
-        spec: configuration.
+        spec: the run's configuration.
         cohorts: the members, P in all, in groups whose networks are computed as one batch.
-        rows: `[P]`, the index of each member's first row of observations, in the order of slots.
+        rows: `[P]`, the index of each member's first row of observations. Members are ordered by slot (place in the
+            population).
         places: for each cohort the indices of its members in the list of all P members, ordered by slot.
     """
     choice, found = by_kernels(spec.algo, "choice"), []

@@ -135,7 +135,7 @@ class Session(Generic[JobT]):
         """Make a run, take its locks, and track it inside a `with` block; the block receives the session.
 
         Args:
-            problem: what the run works on.
+            problem: the problem that the run works on.
             members: the initial members.
             births: the mutation that made each of these members; None if there were none.
             tracked: the trackers, and the parameters that they show.

@@ -117,14 +117,16 @@ class Spec(ABC):
 
     @abstractmethod
     def misfit(self, member: Member, first: Member) -> str | None:
-        """Return how a member's networks differ from the configured ones or from the first member's; None if they fit.
+        """Return how the networks of `member` differ from the configured networks, or from those of `first`.
 
-        The text is the end of a sentence that begins with "member 3".
+        `first` is the first member of the population. The result is None if the networks fit; else it is the end of a
+        sentence that begins with "member 3".
         """
 
     @property
     def racing(self) -> bool:
-        """Whether evaluation is a race, in which a member stops playing once its rank can change no decision."""
+        """Whether evaluation is a race, see `run.race`. In a race, a member stops playing as soon as further
+        episodes can hardly change who is the best member and who wins each tournament."""
         return False
 
     @property
@@ -167,10 +169,10 @@ class Spec(ABC):
 
     @property
     def kinds(self) -> dict[str, tuple[str, str]]:
-        """A pair (kind, network) for each tensor of a member, by the tensor's name, as `tensor_kinds` returns it.
+        """What each tensor of a member is, as a dict: the tensor's name → (kind, network), see `tensor_kinds`.
 
-        The kind says how the tensor depends on the network's architecture, for example that it holds the network's
-        parameters.
+        The network is the name of the network that the tensor belongs to. The kind says how the tensor depends on this
+        network's architecture, for example that it holds the network's parameters.
         """
         return tensor_kinds(self.algo.State, self.widths)
 
@@ -340,7 +342,8 @@ class EnvSpec(Spec):
 
     @property
     def racing(self) -> bool:
-        """Whether evaluation is a race, in which a member stops playing once its rank can change no decision."""
+        """Whether evaluation is a race, see `run.race`. In a race, a member stops playing as soon as further
+        episodes can hardly change who is the best member and who wins each tournament."""
         return self.train.evaluation == "race"
 
     @property
@@ -527,8 +530,9 @@ def first_members(spec: Spec, size: int) -> tuple[list[Member], list[Mutation]]:
 def go_on(spec: Spec, trained: Sequence[Member], fresh: Sequence[Member]) -> tuple[list[Member], list[Mutation]]:
     """Return a population that continues from trained members, and its mutations (all `NONE`).
 
-    Each member of `fresh` is replaced by a copy of a trained one, with the slot, id and key of the fresh member.
-    Trained members are used in order, and again from the first if there are fewer of them.
+    Each new member in `fresh` is replaced by a copy of a trained member. The copy gets the slot (place in the
+    population), the id and the random key of the new member. Trained members are used in order. If there are too few,
+    they are used again from the first.
 
     Raises:
         DataError: the trained members have other networks than the configuration asks for.

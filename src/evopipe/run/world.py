@@ -65,8 +65,10 @@ class World:
     """The environments on the host in which a population trains: a pool of `P · E` rows, E for each of P members.
 
     Each episode is begun with a seed of its own, drawn from the member's key. For a team of K agents, members see the
-    agents as adjacent rows, `[P, E · K]` in place of `[P, E]`. Only living members (those that train now) step; in the
-    methods, P counts only living members. The environments of all other members stay as they are.
+    agents as adjacent rows, `[P, E · K]` in place of `[P, E]`.
+
+    The methods step only the environments of living members (those that train now), and P is there the number of living
+    members. The environments of all other members stay as they are.
 
     Args:
         spec: the run's configuration.

@@ -88,8 +88,8 @@ class Cluster:
 
     Args:
         cfg: the block `runtime.shards` of the parameters, with the cluster's address and the settings of `ray.init`.
-        what: the setting that needs Ray, for the message if Ray is not installed.
-        names: the names of the parameters in other messages; None for those of `runtime.shards`.
+        what: the setting that needs Ray. The error message names it if Ray is not installed.
+        names: the names of the parameters, for all other error messages; None for those of `runtime.shards`.
 
     Attributes:
         ray: the module `ray`.
@@ -165,8 +165,10 @@ class OnRay:
 
     Args:
         cfg: the block `runtime.shards` of the parameters.
-        folder: the project's folder, in which the actors work if it exists on their machine.
-        make: a function that makes a shard's configuration, regime (training loop) and clock from its first message.
+        folder: the project's folder. It becomes an actor's working folder if it exists on the actor's machine; else the
+            actor keeps the folder in which Ray started it.
+        make: a function that takes a shard's first message, and returns the shard's configuration, regime (training
+            loop) and clock.
 
     Raises:
         ResourceError: Ray does not start, is not at the address, or has no room for a shard.
@@ -260,8 +262,10 @@ def _no_room(error: Exception) -> ResourceError:
 
 
 def code_path() -> str:
-    """Return a `PYTHONPATH` with which Ray actors import the same code as this process, also in a queued DVC
-    experiment."""
+    """Return a `PYTHONPATH` with which Ray actors import the same code as this process.
+
+    All its folders are absolute, so that it does not matter in which folder an actor starts.
+    """
     named = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     return os.pathsep.join([str(SOURCE), *(str(Path(each).absolute()) for each in named)])
 

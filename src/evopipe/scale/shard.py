@@ -49,13 +49,14 @@ def pack(
 
 
 def split_message(message: bytes) -> tuple[bytes, bytes]:
-    """Split a message into two byte strings: the part with JSON data and tensors, and the part with the state."""
+    """Split a message into the two parts that `pack` joined: JSON data with tensors, and the state."""
     end = 8 + int.from_bytes(message[:8], "little")
     return message[:end], message[end:]
 
 
 def unpack(message: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the JSON data (`about`) and the tensors of a message, without its state.
+    """Return the JSON data (`about`) and the tensors of a message. If the message also has a state, the state is not
+    read, see `state_of`.
 
     Raises:
         DataError: the bytes are no message.

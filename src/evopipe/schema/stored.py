@@ -145,7 +145,8 @@ class StoredSpaces(_Stored):
     Attributes:
         observations: the number of values in an observation.
         observation: the arrays of a nested observation; null for a plain vector.
-        actions: the number of discrete actions (summed over entries, if an action has several), or of a Box's values.
+        actions: the number of discrete actions; for a Box, the number of values in an action. If an action has several
+            discrete entries, their numbers are added up.
         action_start: the smallest action of a Discrete space.
         action_kind: `multidiscrete` or `multibinary` if an action has several discrete entries; null for other spaces.
         action_shape: the shape of the environment's own action.

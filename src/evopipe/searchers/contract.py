@@ -51,16 +51,17 @@ class About:
     """The facts about a run that a search strategy has from the start.
 
     Attributes:
-        size: the number of slots of the population, `P`.
+        size: `P`, the number of slots (places in the population), each of which holds one member.
         life: environment steps of one member's full training, `train.max_steps`.
         generation: environment steps that a member trains in one generation, `train.evo_steps`.
         space: the bound of each searched hyper-parameter, by its name.
         seed: the run's seed.
-        budget: the population's environment steps, of training and evaluation together, after which the run ends; None
+        budget: the run ends after so many environment steps of all members, in training and evaluation together; None
             if there is no limit.
         target: the score that ends the run; None if there is none.
-        proposer: the method that chooses the hyper-parameters of a new trial, `search.proposer`.
-        mutate_elite: whether the fittest member, which elitism keeps in slot 0, is mutated too.
+        proposer: the method that chooses the hyper-parameters of a new trial (a member with initial weights),
+            `search.proposer`.
+        mutate_elite: whether the copy of the fittest member, which elitism puts into slot 0, is mutated too.
         configured: the value that the algorithm's own block gives each searched hyper-parameter, by its name.
     """
 
@@ -111,10 +112,10 @@ class History:
 
     Attributes:
         members: every slot's member, in the order of slots.
-        records: the lineage, one record a generation; the first is of the initial members.
+        records: the lineage, one record for each generation. The first record is that of the initial members.
         generation: the number of generations that are over.
         spent: environment steps so far, of training, evaluation and confirmation.
-        trials: the number of the next new trial; the initial members and all earlier trials have lower numbers.
+        trials: the number that the next new trial gets. Initial members and earlier trials have lower numbers.
     """
 
     members: Sequence[Living]

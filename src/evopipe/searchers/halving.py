@@ -141,8 +141,8 @@ class Search:
 class Ladder:
     """The scores of all trials of a run at the rungs that they reached, including trials that were replaced.
 
-    A rung is a number of steps at which trials are compared; the best of them train on to the next rung. A diverged
-    trial counts as the worst of the rung that it was about to reach.
+    A rung is a number of environment steps at which trials are compared. A diverged trial counts as the worst of the
+    rung that it was about to reach.
 
     Args:
         history: the run so far.
@@ -168,9 +168,10 @@ class Ladder:
         return self._level(member.steps)
 
     def on_its_way(self, member: Living) -> bool:
-        """Return whether a member is healthy and reached no new rung in the last generation in which it trained.
+        """Return whether a member is still on the way to its next rung.
 
-        The member must have trained.
+        It is if it has not diverged, and reached no rung in the last generation in which it trained. The member must
+        have trained.
         """
         curve = self.curves[member.id]
         return member.healthy and self.level(member) == (self._level(curve[-2][0]) if len(curve) > 1 else 0)
@@ -178,8 +179,9 @@ class Ladder:
     def promotable(self, waiting: Sequence[Living], eta: int) -> Living | None:
         """Return the waiting member that is to be promoted; None if there is none.
 
-        A member can be promoted if it is healthy and among the best 1/`eta` of all trials that reached its rung. Among
-        several, the highest rung decides, then the score.
+        A member can be promoted if it has not diverged and is among the best 1/`eta` of all trials that reached its
+        rung. Of several such members, the one on the highest rung is returned, and on one rung the one with the best
+        score.
         """
         here = {member.id: member for member in waiting if member.healthy}
         for level in range(len(self.rungs) - 1, 0, -1):

@@ -166,7 +166,8 @@ def descent(records: Iterable[Record], member: int) -> list[dict[str, Any]]:
 
 
 def in_lockstep(records: Sequence[Record]) -> bool:
-    """Return whether all members trained in every generation, and no trial began after the first generation."""
+    """Return whether all members trained in every generation, and no new trial (a member with initial weights) began
+    after the first generation."""
     first, *rest = records
     everybody = all(len(record.members) >= len(first.children) for record in rest)
     return everybody and all(child.parent_slot is not None for record in rest for child in record.children)

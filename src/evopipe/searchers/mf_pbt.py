@@ -94,10 +94,11 @@ class Search(Stateless):
         return everyone(self.about)
 
     def step(self, history: History, draw: Draw) -> list[Fate] | None:
-        """Evolve each sub-population whose frequency divides the generation's number, and replace diverged members in
-        all of them.
+        """Evolve each sub-population whose frequency divides the generation's number. Replace diverged members in every
+        sub-population.
 
-        The result is None if all members diverged. The run then returns to an earlier generation.
+        Return one decision for each slot (place in the population). The result is None if all members diverged;
+        the run then returns to an earlier generation.
         """
         scores, chooser = history.scores(), draw()
         order = [slot for slot in ranked(scores, range(self.about.size)) if math.isfinite(scores[slot])]

@@ -73,7 +73,8 @@ class Search(Stateless):
         """Replace the worst members by copies of the best, with hyper-parameters chosen by a Gaussian process; keep all
         others.
 
-        The result is None if all members diverged. The run then returns to an earlier generation.
+        Return one decision for each slot (place in the population). The result is None if all members diverged;
+        the run then returns to an earlier generation.
         """
         chooser, space = draw(), self.about.space
         copied = exploit(history.scores(), self.config.fraction, chooser)
@@ -101,8 +102,9 @@ def changes(history: History) -> Iterator[tuple[Any, int, float]]:
     """Yield (hyper-parameters, generation, change of the score) for every member and every generation except the first.
 
     The hyper-parameters are those with which the member trained in that generation. The change is its score after the
-    generation minus the score with which it began: its own or, for a copy, its parent's. The change is −∞ if the member
-    diverged. After the run went back to an earlier generation, the next generation yields nothing.
+    generation minus the score before. If the member began the generation as a copy, the score before is its parent's.
+    The change is −∞ if the member diverged. If the run went back to an earlier generation, nothing is yielded for the
+    generation that follows.
     """
     before: dict[int, float] = {}  # the score with which each slot's member began the generation
     for record in history.records:

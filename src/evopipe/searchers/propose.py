@@ -94,10 +94,10 @@ SPREAD = 0.125
 def prior_values(
     space: Mapping[str, Bound], configured: Mapping[str, float], draw: np.random.Generator
 ) -> dict[str, float]:
-    """Draw a value for every hyper-parameter of a space around its configured value.
+    """Draw a value for each hyper-parameter in `space`, near its value in `configured`; return the values by name.
 
-    The value's coordinate (see `share_of`) has a normal distribution with standard deviation `SPREAD`, truncated to [0,
-    1].
+    A value is drawn by its coordinate in [0, 1], see `share_of`. The distribution is normal, truncated to [0, 1]. Its
+    centre is the coordinate of the configured value, and its standard deviation is `SPREAD`.
     """
     centres = [share_of(space[name], configured[name]) for name in sorted(space)]
     return at(space, [_around(*each) for each in zip(centres, draw.random(len(space)).tolist(), strict=True)])

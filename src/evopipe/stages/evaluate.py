@@ -56,10 +56,11 @@ def run(params: AnyParams, quiet: bool = False, folder: Path = Path()) -> None:
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns True once a signal has asked the process to stop.
+    """A context manager for an evaluation that a signal can stop. It yields a function that returns True once a signal
+    has asked the process to stop.
 
-    An evaluation inside the `with` block that calls this function can stop early; the context manager then raises
-    `Interrupted`.
+    The evaluation in the `with` block calls the yielded function from time to time, and raises `Stopped` if it returns
+    True. The context manager then raises `Interrupted` instead.
     """
     with StopSignal() as stop:
         try:

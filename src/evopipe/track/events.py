@@ -102,7 +102,7 @@ class MemberRow:
         healthy: False if the member diverged.
         loss: the last loss; NaN before the member has learned.
         steps: environment steps that the member has trained for; None if all members have trained equally long.
-        signals: (mean, last value) in the generation of each training signal, by name.
+        signals: the training signals by name, each as a pair (mean over the generation, last value).
     """
 
     slot: int
@@ -177,7 +177,8 @@ class Generation:
             seconds: the duration of the generation.
             steps: the population's environment steps so far, of training and of evaluation.
             losses: the members' losses by slot; empty if they are not known.
-            signals: the members' training signals by slot and name, as (mean, last value); None if they are not known.
+            signals: the members' training signals by slot and name, each as a pair (mean over the generation, last
+                value); None if they are not known.
         """
         rows = []
         for m in record.members:

@@ -43,7 +43,7 @@ class Locked:
         read: a function that returns the content of a file by its path, which is relative to the lock file's folder.
         time: the time of the commit or of the lock file, in seconds since 1970.
         cache: the folder of DVC's cache.
-        experiment: the name of the DVC experiment; None if it is none.
+        experiment: the name of the DVC experiment; None if the training belongs to no experiment.
         revision: the git commit; None if there is none.
         folder: the pipeline's folder in the workspace; None for a training in git only.
     """

@@ -121,8 +121,8 @@ class TrackedRun:
     def missing_files(self, held: Mapping[str, str], names: Iterable[str] = FILES) -> dict[str, Kept]:
         """Return the files, among `names`, that a tracker lacks or has with other content.
 
-        `held` has the hashes of the tracker's files, by name. If the tracker's file may be newer (`replace` is False),
-        it is not replaced.
+        `held` has the hashes of the tracker's files, by name. If this object's attribute `replace` is False, the
+        tracker's files may be newer; then only the files that it lacks are returned.
         """
         there = {name: self.files[name] for name in names if name in self.files}
         return {n: kept for n, kept in there.items() if n not in held or (self.replace and held[n] != kept.md5)}
@@ -173,8 +173,10 @@ class TrackedRun:
 
 
 def about_of(params: Mapping[str, Any]) -> str:
-    """Return the id of the environment, or the task of language models, from parameters in the layout of
-    `params.yaml`."""
+    """Return what a run is about: the value of `env.id`, or of `language.task` if it trains language models.
+
+    `params` are parameters in the layout of `params.yaml`.
+    """
     (found,) = (str(value) for name, value in leaves(params) if name in layout.ABOUT)
     return found
 

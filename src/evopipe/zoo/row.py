@@ -226,8 +226,8 @@ class ZooRow:
         return content_key({**kept, "algo": params.algo_config.model_dump(mode="json", exclude_defaults=True)})
 
     def seeds(self) -> dict[int, Seed]:
-        """Return all recorded results by seed, including results of parameters that the pipeline no longer has; empty
-        if nothing was recorded.
+        """Return all recorded results by seed; empty if nothing was recorded. Results of runs with former parameters of
+        the row's pipeline are included.
 
         Raises:
             DataError: the file of results is damaged.
@@ -237,7 +237,7 @@ class ZooRow:
         return dict(sorted(_parsed(_Results, read_json(self.file), self.file).seeds.items()))
 
     def trained(self) -> dict[int, Seed]:
-        """Return the recorded results by seed, without results of parameters that the pipeline no longer has.
+        """Return, by seed, the recorded results of runs with the parameters that the row's pipeline has now.
 
         Raises:
             DataError: the file of results is damaged.
@@ -326,7 +326,7 @@ def find(name: str, folder: str | Path | None = None) -> ZooRow:
 
 
 def load(name: str, folder: str | Path | None = None) -> Policy | TeamPolicy:
-    """Return the policy of a row's elite, the best over all recorded seeds.
+    """Return the policy of a row of the zoo. The policy is the elite (best member) of the best recorded seed.
 
     Args:
         name: the row's name, such as `ppo-cartpole`; `evopipe zoo list` lists the names.

@@ -32,7 +32,7 @@ class ToolsEnvironment(BaseEnv):
     no tool.
 
     Attributes:
-        scores_cut: true: an episode that ends early, by a limit on tokens, gets a final reward, too.
+        scores_cut: whether an episode that ends early, by a limit on tokens, still gets a final reward. It does here.
     """
 
     scores_cut: ClassVar[bool] = True

@@ -287,8 +287,10 @@ class _Team(_Algorithm):
 
 
 class MADDPG(_Team):
-    """A team of multi-agent deep deterministic policy gradient: an actor reads its own agent's observation,
-    a critic the observations and actions of all agents.
+    """A team of agents that learns by multi-agent deep deterministic policy gradient (MADDPG).
+
+    The actor of an agent reads the observation of this agent only. A critic reads the observations and actions of all
+    agents.
 
     A call makes one team as an `Agent`, and `population` makes several. Hyper-parameters are arguments by name, and
     `DEFAULTS` has their defaults.
@@ -309,7 +311,7 @@ class MADDPG(_Team):
 
 
 class MATD3(_Team):
-    """A team of multi-agent twin delayed deep deterministic policy gradient.
+    """A team of agents that learns by multi-agent twin delayed deep deterministic policy gradient (MATD3).
 
     A call makes one team as an `Agent`, and `population` makes several. Hyper-parameters are arguments by name, and
     `DEFAULTS` has their defaults.
@@ -329,7 +331,7 @@ class MATD3(_Team):
 
 
 class IPPO(_Team):
-    """A team of independent proximal policy optimisation, in which each agent learns from its own observations.
+    """A team of agents that learns by independent proximal policy optimisation: each reads its own observations only.
 
     A call makes one team as an `Agent`, and `population` makes several. Hyper-parameters are arguments by name, and
     `DEFAULTS` has their defaults.

@@ -141,8 +141,8 @@ class _Bandit(_Algorithm):
 class NeuralUCB(_Bandit):
     """An agent that chooses among arms by a neural network with an upper confidence bound (Zhou et al., 2020).
 
-    The hyper-parameters of its own are `gamma`, the weight ν of the confidence width; `lamb`, the initial value λ of
-    the sums of squared gradients; and `reg`, the weight of the squared distance from the initial weights.
+    The hyper-parameter `gamma` is the weight ν of the confidence width, not a discount. `lamb` is the initial value λ
+    of the sums of squared gradients. `reg` is the weight of the squared distance from the initial weights.
 
     Examples:
         >>> import gymnasium
@@ -160,8 +160,8 @@ class NeuralUCB(_Bandit):
 class NeuralTS(_Bandit):
     """An agent that chooses among arms by a neural network with Thompson sampling (Zhang et al., 2021).
 
-    The hyper-parameters of its own are `gamma`, the scale ν of the standard deviation with which rewards are drawn;
-    `lamb`, the initial value λ of the sums of squared gradients; and `reg`, the weight of the squared distance from the
+    The hyper-parameter `gamma` is the scale ν of the standard deviation with which rewards are drawn, not a discount.
+    `lamb` is the initial value λ of the sums of squared gradients. `reg` is the weight of the squared distance from the
     initial weights.
 
     Examples:

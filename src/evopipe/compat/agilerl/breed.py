@@ -172,8 +172,9 @@ def spaces_of(breed: Breed) -> Spaces:
 
 
 def device_of(device: Any) -> str:
-    """Return the value of the parameter `runtime.device` for a torch device or its name; `auto`, the best available
-    device, for None.
+    """Return the value of the parameter `runtime.device` for `device`, which is a torch device or its name.
+
+    If `device` is None, the result is `auto`, the best available device.
 
     Raises:
         UsageError: evopipe does not support the device.

@@ -209,7 +209,8 @@ class Mutations:
 
         Args:
             population: agents, for example those that `TournamentSelection.select` returned.
-            pre_training_mut: whether every agent mutates, including the fittest one.
+            pre_training_mut: whether every agent mutates, including the fittest one. If False, an agent may by chance
+                stay unchanged, and the fittest one stays unchanged unless `mutate_elite` is set.
         """
         self.generation += 1
         found = []

@@ -49,8 +49,8 @@ def finetune_llm_reasoning(
         env: the questions and their reward function. Give either `env` or `env_fn`.
         env_fn: a function that makes `env`. It is called once, because all agents get the same questions.
         init_hp: is only checked; it must agree with the population's settings.
-        save_elite: whether the best agent is written, as `evopipe.load` reads it, the model included.
-        elite_path: where the best agent is written; the default is `<algorithm>-elite`.
+        save_elite: whether the best agent is written with its model to `elite_path`; `evopipe.load` reads it.
+        elite_path: the folder for the best agent; the default is `<algorithm>-elite`.
         wb: whether metrics go to Weights & Biases.
         evo_steps: steps between evolutions; needed with `tournament` or `mutation`.
         checkpoint_steps: steps between two checkpoints, in which each agent is written to a folder

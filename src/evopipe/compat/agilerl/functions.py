@@ -52,7 +52,7 @@ def train_off_policy(
         max_steps: environment steps of each agent.
         evo_steps: environment steps of each agent between evolutions.
         eval_steps: the most steps of an evaluation episode; None for no limit.
-        eval_loop: evaluation episodes for each environment of `env`.
+        eval_loop: the number of evaluation episodes for each environment of `env`.
         learning_delay: environment steps of each agent before it learns.
         eps_start, eps_end, eps_decay: the probability of a random action at the start, its lower bound, and the factor
             by which it is multiplied at every step of the vector.
@@ -66,7 +66,7 @@ def train_off_policy(
             None for no checkpoints.
         checkpoint_path: the beginning of the folders' names.
         overwrite_checkpoints: whether only the last checkpoints are kept.
-        save_elite: whether the best agent is written, as `evopipe.load` reads it.
+        save_elite: whether the best agent is written to `elite_path`; `evopipe.load` reads it.
         elite_path: where the best agent is written.
         wb: whether metrics go to Weights & Biases.
         verbose: whether progress is printed.
@@ -173,7 +173,7 @@ def train_on_policy(
     accelerator: Any = None, wandb_api_key: str | None = None, wandb_kwargs: Mapping[str, Any] | None = None,
     collect_rollouts_fn: Callable[..., Any] | None = None,
 ) -> Trained:  # fmt: skip
-    """Train a population of agents that learn from their own rollouts, by PPO with a recurrent network or another.
+    """Train a population of agents that learn from their own rollouts, by PPO. Their networks may be recurrent.
 
     Args:
         env: a vector from `make_vect_envs`, or an environment or a vector of Gymnasium. The training uses copies.
@@ -181,8 +181,8 @@ def train_on_policy(
         algo, INIT_HP, MUT_P: are only checked; they must agree with the population and with `mutation`.
         pop: agents, as `create_population` makes them.
         max_steps, evo_steps: environment steps of each agent, in total and between evolutions.
-        eval_steps, eval_loop: the most steps of an evaluation episode (None for no limit), and evaluation episodes for
-            each environment of `env`.
+        eval_steps, eval_loop: the most steps of an evaluation episode (None for no limit), and the number of evaluation
+            episodes for each environment of `env`.
         swap_channels: has no effect, because the order of an image's channels is detected.
         target: the mean return that ends training early, once other episodes confirm it; None for no early end.
         tournament, mutation: the selection and the mutation; None for none.
@@ -194,9 +194,9 @@ def train_on_policy(
         wb, wandb_api_key: whether metrics go to Weights & Biases, and its key.
         wandb_kwargs: settings of Weights & Biases; only `project` is allowed.
         collect_rollouts_fn: None, `collect_rollouts` or `collect_rollouts_recurrent` for evopipe's own collection of
-            rollouts. Any other function is called with (regime, ticks), where the regime is the training loop: it steps
-            the environments of all agents `ticks` times, and passes each step's results to `regime.record`; see
-            `evopipe.parts.OnPolicy`.
+            rollouts. Any other function is called with (regime, ticks), where `regime` is the training loop. The
+            function must step the environments of all agents `ticks` times, and pass each step's results to
+            `regime.record`; see `evopipe.parts.OnPolicy`.
 
     The result is the trained agents by index, and one list of their fitnesses for each generation. The errors are those
     of `train_off_policy`.
@@ -240,8 +240,8 @@ def train_offline(
         memory: an empty replay buffer, whose capacity is the number of the dataset's last transitions that are used.
         max_steps, evo_steps: steps of each agent, in total and between evolutions. An agent with a learn step of n
             makes an update in every n-th step.
-        eval_steps, eval_loop: the most steps of an evaluation episode (None for no limit), and evaluation episodes for
-            each environment of `env`.
+        eval_steps, eval_loop: the most steps of an evaluation episode (None for no limit), and the number of evaluation
+            episodes for each environment of `env`.
         swap_channels: has no effect, because the order of an image's channels is detected.
         target: the mean return that ends training early, once other episodes confirm it; None for no early end.
         tournament, mutation: the selection and the mutation; None for none.
@@ -305,8 +305,8 @@ def train_multi_agent_off_policy(
         memory: an empty replay buffer. Only its capacity is used; its agents must be those of the environment.
         sum_scores: whether a team's fitness is the sum of its agents' returns (True) or their mean (False).
         max_steps, evo_steps: environment steps of each team, in total and between evolutions.
-        eval_steps, eval_loop: the most steps of an evaluation episode (None for no limit), and evaluation episodes for
-            each environment of `env`.
+        eval_steps, eval_loop: the most steps of an evaluation episode (None for no limit), and the number of evaluation
+            episodes for each environment of `env`.
         learning_delay: environment steps of each team before it learns.
         swap_channels: has no effect, because the order of an image's channels is detected.
         target: the mean return that ends training early, once other episodes confirm it; None for no early end.
@@ -368,8 +368,8 @@ def train_multi_agent_on_policy(
         pop: teams, each an `Agent`, as `create_population` makes them.
         sum_scores: whether a team's fitness is the sum of its agents' returns (True) or their mean (False).
         max_steps, evo_steps: environment steps of each team, in total and between evolutions.
-        eval_steps, eval_loop: the most steps of an evaluation episode (None for no limit), and evaluation episodes for
-            each environment of `env`.
+        eval_steps, eval_loop: the most steps of an evaluation episode (None for no limit), and the number of evaluation
+            episodes for each environment of `env`.
         swap_channels: has no effect, because the order of an image's channels is detected.
         target: the mean return that ends training early, once other episodes confirm it; None for no early end.
         tournament, mutation: the selection and the mutation; None for none.

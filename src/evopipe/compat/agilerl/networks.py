@@ -58,8 +58,9 @@ def own_network(algo: str, own: Mapping[str, Any], net: Mapping[str, Any]) -> di
         net: the script's `net_config`, which must be empty.
 
     Raises:
-        UsageError: the algorithm does not take such networks, a network is missing, superfluous or no module, or `net`
-            is not empty.
+        UsageError: the algorithm does not take a script's networks, a network is missing, a network is given that the
+            algorithm does not have, a network is neither a `torch.nn.Module` nor a `DummyEvolvable`, or `net` is not
+            empty.
     """
     roles = _SERVED.get(algo)
     if roles is None:

@@ -162,8 +162,8 @@ def refuse_foreign(called: str, algo: str, settings: Mapping[str, Any]) -> None:
 
 
 def documented(algo: str, name: str) -> str | None:
-    """Return evopipe's name of one of an algorithm's hyper-parameters, from the name that AgileRL's scripts use; None
-    if the algorithm has no such hyper-parameter."""
+    """Return evopipe's name of the hyper-parameter that AgileRL's scripts call `name`; None if the algorithm `algo` has
+    no such hyper-parameter."""
     fields = algos.get(algo).Config.model_fields
     return next((own for own in _KEYS.get(name.upper(), ()) if own in fields), None)
 

@@ -251,8 +251,10 @@ def _loggers(documented: Values) -> list[str]:
 
 
 def masks(documented: Values) -> list[str]:
-    """Return the termination reasons of episodes from which members do not learn, according to rLLM's
-    documented keys."""
+    """Return the termination reasons that exclude an episode from learning, according to rLLM's documented keys.
+
+    `documented` holds the values of the keys that the user set.
+    """
     found = []
     if truth(documented.get("rllm.compact_filtering.enable", False)):
         found = [name for key, name in FILTERS.items() if truth(documented.get(key, False))]

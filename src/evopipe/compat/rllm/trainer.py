@@ -55,9 +55,11 @@ class Trained:
 
     Attributes:
         policy: the policy of the best member, the elite; None if nothing was trained.
-        score: the elite's mean return over all tasks of the final evaluation.
-        evaluation: results of that evaluation by name (`mean`, `interval`, `pass@1`, `pass@k` …): in `elite` those of
-            the elite; in `base` those of the untrained base model, if that was scored first.
+        score: the elite's mean return over all tasks of the final evaluation; that of the untrained base model if
+            nothing was trained.
+        evaluation: the results of evaluation. `evaluation["elite"]` has those of the elite by name: `mean`, `interval`,
+            `pass@1`, `pass@k` …; it is missing if nothing was trained. `evaluation["base"]` has those of the untrained
+            base model; it is missing if the base model was not scored before training.
         curve: a row for each generation: generation, step, training and validation episodes, best, mean and elite
             score.
         measures: a mapping for each generation and member, with the figures of its training rounds.
