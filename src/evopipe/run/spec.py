@@ -319,8 +319,8 @@ class EnvSpec(Spec):
 
     @property
     def environments_first(self) -> bool:
-        """Whether half of the CPUs are left to the processes that step environments, because updates are short. The
-        other half computes updates."""
+        """Whether half of the CPUs should be left to the processes that step environments, because updates are short.
+        The other half then computes updates."""
         return self._learns_from_memory and self._work < _SHARED
 
     @property
