@@ -142,8 +142,8 @@ def normal(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) ->
 def shuffled(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -> torch.Tensor:
     """Draw a random permutation of 0 to n - 1 for each key and each step, `[P, U, n]` int64.
 
-    `keys` are P keys `[P]` int64, and `steps` are U step numbers `[U]` int64. A permutation is the sorting order of the
-    draws of `uniform`.
+    `keys` are P keys `[P]` int64, and `steps` are U step numbers `[U]` int64. Another `purpose` gives other
+    permutations. A permutation is the order that sorts n draws of `uniform`.
     """
     if _kernel is not None and _on_host(keys):
         return _drawn(_kernel, "shuffles", keys, salt(purpose), steps, n, torch.int64)

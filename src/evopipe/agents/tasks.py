@@ -32,8 +32,11 @@ class Brood(NamedTuple):
 
 
 class Steps:
-    """An awaitable that runs a user's coroutine. For each step of the coroutine, from one `await` to the next, it
-    enters the context manager `turns`, which limits the time."""
+    """An awaitable that runs the user's coroutine `work` and limits its time.
+
+    The limit is the context manager `turns`. It is entered for each step of the coroutine, from one `await` to the
+    next.
+    """
 
     def __init__(self, work: Coroutine[Any, Any, Any], turns: Turns) -> None:
         self.work, self.turns = work, turns

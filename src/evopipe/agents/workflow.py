@@ -88,9 +88,10 @@ class Workflow(ABC):
 
     @abstractmethod
     async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode | None:
-        """Play one episode of a task; return the episode, or None to have it made of the workflow's trajectories.
+        """Play one episode of a task, and return the episode.
 
-        Raise a `TerminationEvent` to end the episode for a reason. `uid` is the episode's id, `"<task>:<rollout>"`;
+        If the result is None, the episode is made of the workflow's trajectories, see the class. To end the episode
+        early, raise a `TerminationEvent`, which holds the reason. `uid` is the episode's id, `"<task>:<rollout>"`;
         evopipe passes no `kwargs`.
         """
 

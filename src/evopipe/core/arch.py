@@ -72,8 +72,8 @@ class Arch:
     def layers(self) -> dict[str, Block]:
         """The hidden layers by name, in order: `encoder.0` …, `latent`, `head.0` …
 
-        The latent is the layer between encoder and head. A residual encoder's layers come after the latent, because the
-        latent is the width of its residual stream.
+        The latent is the layer between encoder and head. In a residual encoder all blocks read and write one stream,
+        which is as wide as the latent. The latent therefore comes before the layers of such an encoder.
         """
         latent = {"latent": Block(self.latent)}
         encoder, head = (

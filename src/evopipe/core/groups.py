@@ -202,7 +202,8 @@ class AgentGroups:
         return torch.stack([self.back(each) for each in out.unbind(dim=1)])
 
     def named(self, x: Tensor) -> Tensor:
-        """Append each agent's one-hot code (see `ids`) to its inputs: `[P, K, B, F]` → `[P, K, B, F + ids]`.
+        """Append each agent's one-hot code to its inputs `x` `[P, K, B, F]`. The result is `[P, K, B, F + ids]`, where
+        `ids` is the length of the code.
 
         If no agents share a network, nothing is appended.
         """
@@ -247,8 +248,8 @@ class AgentGroups:
         return self.named(torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0])
 
     def own(self, actions: Tensor, else_: float = 0.0) -> Tensor:
-        """Return `actions` `[P, K, B, A]` with the number `else_` in padding columns, which agents with fewer than A
-        actions have."""
+        """Return `actions` `[P, K, B, A]` with the number `else_` in the padding columns. An agent with a < A actions
+        has A − a padding columns."""
         missing = self.on(actions.device).missing
         return actions if missing is None else actions.masked_fill(missing, else_)
 
@@ -265,7 +266,8 @@ class AgentGroups:
         return ~missing.expand_as(like) if legal is None and missing is not None else legal
 
     def of_group(self, x: Tensor) -> Tensor:
-        """Return for each agent the values x of its group: x is `[P, G, …]`, the result `[P, K, …]`."""
+        """Return for each agent the values of its group. `x` `[P, G, …]` has the values of G groups; the result is
+        `[P, K, …]` for K agents."""
         group = self.on(x.device).group
         return x if group is None else x.index_select(1, group)
 

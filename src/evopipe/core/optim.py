@@ -291,8 +291,9 @@ class ScalarAdam:
 def polyak(target: Net | None, online: Net | None, weight: Tensor) -> None:
     """Move a target network towards the online network, in place: target ← target + weight · (online − target).
 
-    `weight` is `[P]` for P members. Weight 1 copies and weight 0 keeps the target, both exactly. If an online parameter
-    is not finite, the target's becomes so too, for every weight. If a network is None, nothing happens.
+    `weight` is `[P]` for P members. Weight 1 copies the online network and weight 0 keeps the target, both exactly. But
+    where an online parameter is not finite, the target's is not finite afterwards, even with weight 0. If a network is
+    None, nothing happens.
     """
     if target is None or online is None:
         return

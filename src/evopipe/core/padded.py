@@ -359,7 +359,7 @@ def noisy(net: Net, scale: Net, draw: Stream) -> list[Views]:
 
     Args:
         net: the network.
-        scale: σ of every parameter, in the form of `net`; only those of weights and biases are used.
+        scale: a network like `net` that holds a σ for each parameter. Only the σ of weights and biases are used.
         draw: the stream of random numbers.
     """
     shape = net.structure

@@ -25,13 +25,14 @@ _WORTH = 0.75  # share of the rows that may be left for the batch to be made sma
 
 
 class Sampling(NamedTuple):
-    """Settings by which tokens are sampled: one value for each of P members, `[P]`, or for each of R completions of
-    every member, `[P, R]`.
+    """Settings by which tokens are sampled.
+
+    A setting has one value for each of P members, `[P]`, or one for each of a member's R completions, `[P, R]`.
 
     Attributes:
-        temperature: the divisor of the logits; 0 for the most likely token.
-        top_k: int64; samples from the k most likely tokens; 0 for all.
-        top_p: samples from the most likely tokens whose probabilities sum to p; 1 for all.
+        temperature: the divisor of the logits; 0 always takes the most likely token.
+        top_k: int64, k: only the k most likely tokens can be drawn; 0 for all tokens.
+        top_p: p: only the most likely tokens whose probabilities sum to p can be drawn; 1 for all tokens.
     """
 
     temperature: Tensor

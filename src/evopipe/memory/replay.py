@@ -430,7 +430,7 @@ class Replay:
         """Draw B transitions for each of P members, each with a probability proportional to its priority.
 
         Args:
-            slots: `[P]` int64 on the device, the members.
+            slots: `[P]` int64 on the device, the members' slots (places in the population).
             first: `[P]`, the index of the first row of each member's buffer, as the method `first` returns it.
             size: `[P]`, the number of rows in each member's buffer (N).
             u: `[P, B]` float64 on the device, uniform numbers in [0, 1).
@@ -463,7 +463,7 @@ class Replay:
 
         Args:
             draw: the stream of random numbers.
-            slots: `[P]` int64 on the device, the members.
+            slots: `[P]` int64 on the device, the members' slots (places in the population).
             first: `[P]`, the index of the first row of each member's buffer, as the method `first` returns it.
             size: `[P]`, the number of rows in each member's buffer.
             weight: `[P, B]`, the weight of each place of the minibatch, 0 beyond the member's own batch size.
@@ -484,12 +484,12 @@ class Replay:
         return self.layout.unpack(self._rows(index, first), weight, gamma), index
 
     def batches(self, draw: Stream, slots: Tensor, first: Tensor, weight: Tensor, gamma: Tensor) -> native.Batches:
-        """Return the C kernels' sampler, which draws minibatches for P members from this buffer as the method `batch`
-        does.
+        """Return the C kernels' sampler for P members. It draws minibatches of B transitions from this buffer, as the
+        method `batch` does.
 
         Args:
             draw: the stream of random numbers.
-            slots: `[P]` int64 on the device, the members.
+            slots: `[P]` int64 on the device, the members' slots (places in the population).
             first: `[P]`, the index of the first row of each member's buffer, as the method `first` returns it.
             weight: `[P, B]`, the weight of each of the B places of the minibatch, 0 beyond the member's own batch size.
             gamma: `[P]`, the discounts.

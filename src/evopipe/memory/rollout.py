@@ -38,10 +38,10 @@ class StepLayout:
 
     @property
     def log_prob(self) -> int:
-        """The index in a row of the log-probability of the action.
+        """The index of the column that holds the action's log-probability.
 
-        The next five columns hold the value, begins (1 at the first step of an episode), the advantage, the target of
-        the value, and valid (0 if the step must not be learned from).
+        The next five columns are, in this order: the value; `begins`, 1 at the first step of an episode; the advantage;
+        the target of the value; and `valid`, 0 if the step must not be learned from.
         """
         return self.spaces.observations + self.spaces.action_size
 

@@ -109,5 +109,5 @@ def _letter(ffi: Any, kind: Any) -> str:
 
 @cache
 def of(name: str) -> Struct:
-    """Return the packer of the struct with this name in the headers."""
+    """Return the `Struct` for the C struct `name` of the headers, which packs values into the bytes of such structs."""
     return Struct(name)

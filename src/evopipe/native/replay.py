@@ -153,9 +153,9 @@ class Priority(NamedTuple):
 
 
 def store(to: Tensor, rows: np.ndarray, keep: np.ndarray, position: np.ndarray, filled: np.ndarray) -> Tensor:
-    """Append rows to ring buffers by the C kernels, as `Replay.add` does; return the places of the appended rows.
+    """Append rows to ring buffers, as `Replay.add` does, but by the C kernels. Return the places of the appended rows.
 
-    The place of row i in buffer m is the number m · capacity + i, int64.
+    A place is a number, int64: that of row i in buffer m is m · capacity + i.
 
     Args:
         to: the M buffers, `[M, capacity, size]`; written in place.

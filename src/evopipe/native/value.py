@@ -28,10 +28,10 @@ def value_recipe(
 
     Args:
         of: the learners (networks and optimisers).
-        rates: floats, or tensors `[P]` for P members, by name. `lr_critic` is the learning rate and `grad_clip` the
-            limit of gradient norms. With `tau`, the target network moves towards the online network by this weight at
-            every update; with `interval`, it is replaced by a copy every `interval` updates. `alpha` is the weight of
-            `ops.value.conservative_gap` in the loss.
+        rates: numbers by name, each a float or a tensor `[P]` for P members. `lr_critic` is the learning rate, and
+            `grad_clip` the limit of gradient norms. At every update the target network moves towards the online network
+            by the weight `tau`. If `interval` is given, it instead becomes a copy every `interval` updates. If `alpha`
+            is given, it is the weight of `ops.value.conservative_gap` in the loss.
         batch: a minibatch. Transitions of weight 0 at its end are skipped, and their errors are 0.
         double: whether the online network chooses the next action, as in double Q-learning.
         huber: whether the loss is the Huber loss instead of the squared error.

@@ -241,6 +241,8 @@ def clipped(log_ratio: Tensor, advantage: Tensor, low: Tensor, high: Tensor, mos
     """Return the clipped surrogate loss −min(ρ A, clip(ρ, 1 − low, 1 + high) A), `[P, B, T]` (Schulman et al., 2017,
     eq. 7).
 
+    ρ is the ratio of probabilities under the present policy and under the policy that wrote the sequences.
+
     Args:
         log_ratio: `[P, B, T]`, log ρ of T tokens in B sequences of P members.
         advantage: A, `[P, B, T]`, or `[P, B, 1]` for whole sequences.
@@ -257,7 +259,8 @@ def clipped(log_ratio: Tensor, advantage: Tensor, low: Tensor, high: Tensor, mos
 def cispo(log_prob: Tensor, log_ratio: Tensor, advantage: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """Return the CISPO loss −clip(ρ, 1 − low, 1 + high) A log π, `[P, B, T]` (MiniMax, "MiniMax-M1", 2025, eq. 4).
 
-    No gradient passes through the ratio ρ, so clipping removes no token's gradient.
+    ρ is the ratio of probabilities under the present policy and under the policy that wrote the sequences. No gradient
+    passes through ρ, so clipping removes no token's gradient.
 
     Args:
         log_prob: `[P, B, T]`, log π of T tokens in B sequences of P members.

@@ -174,8 +174,8 @@ class TeamPolicy:
         raise ValueError("it is a team's")
 
     def on_rows(self) -> NoReturn:
-        """Raise UsageError, because flat rows of observations come from datasets, and every dataset is that of one
-        agent."""
+        """Raise UsageError. Flat rows of observations come from datasets, and datasets hold the transitions of a single
+        agent, not of a team."""
         raise UsageError("is a team, and datasets are of one agent")
 
     def misfit(self, env: Any) -> str | None:

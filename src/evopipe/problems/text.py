@@ -152,7 +152,8 @@ def held_out_of(spec: TextSpec, folder: Path, episodes: int, of: tuple[Completer
         spec: the configuration.
         folder: the project's folder.
         episodes: the number of rows that are evaluated.
-        of: what `completer_of` returned before, to save a second call; None to call it here, if there are no games.
+        of: the result of `completer_of`, if the caller has it already. If None, this function calls `completer_of`.
+            Games do not need it.
     """
     if form_of(spec.algo) == "games":
 

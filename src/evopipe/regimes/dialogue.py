@@ -434,15 +434,15 @@ def corrected(spec: TextSpec, cohort: Cohort, text: Text, drawn: Tensor | None, 
 
 
 def learn(spec: TextSpec, clock: Clock, cohort: Cohort, text: Text, probe: Probe) -> Tensor:
-    """Make the updates of one round, in several passes (`epochs`) over the completions; return the drift `[P]` of the P
-    members.
+    """Make the updates of one round (one tick), in several passes (`epochs`) over the completions.
 
-    The drift is each member's largest difference between a token's log-probability in the first update and in `text`.
+    Return the drift `[P]` of the P members. A token has two log-probabilities: one computed in the first update, and
+    one stored in `text`. The drift is the largest difference between these over all tokens of a member.
 
     Args:
         spec: the run's configuration.
         clock: the run's clock.
-        cohort: the members, which are computed as one batch, which are updated in place.
+        cohort: the members, which are computed as one batch; they are updated in place.
         text: the completions, with advantages.
         probe: the recorder of metrics.
     """

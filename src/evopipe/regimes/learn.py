@@ -65,10 +65,11 @@ def learn(spec: EnvSpec, cohort: Cohort, replay: Replay, tick: int, updates: int
         spec: the run's configuration.
         cohort: the members.
         replay: the replay buffers.
-        tick: the number of the present tick of the run.
+        tick: the number of the run's present tick. A tick is one step of every environment; offline, it is one step
+            of learning.
         updates: the number of updates, at least 1.
-        turn: the position, from 0, of the first update in the algorithm's period: if an actor is updated at every
-            second update only, as in TD3, the period is 2.
+        turn: the position of the first update in the algorithm's period, from 0. The period is the number of updates
+            after which their pattern repeats, such as 2 for TD3, which updates its actor at every second update.
     """
     _ready(spec, cohort, replay, tick, updates, turn, replay.filled(cohort.slots))()
     return cohort.losses

@@ -68,7 +68,7 @@ class Probe:
 
         A generation is divided into moments, such as ticks, at each of which an extra update can be made. It is made at
         equal intervals, about once in `EVERY` updates but at most `MOST` times in the generation, and always at the
-        last moment. A sparse probe leaves out whole generations.
+        last moment. If the probe is `sparse` (see the class), some generations have no extra update.
 
         Args:
             updates: the number of updates of the cohort in the generation.
@@ -78,10 +78,11 @@ class Probe:
         return self.ahead(updates, moment, moments) == 1
 
     def ahead(self, updates: float, moment: int, moments: int) -> int:
-        """Return how many moments away the next extra update of a cohort (group of members computed as one batch) is; 1
-        means that it is to be made now.
+        """Return how far away the next extra update of a cohort (group of members computed as one batch) is, counted in
+        moments; 1 means that it is to be made now.
 
-        If a sparse probe leaves out this generation, the result lies beyond the generation's end.
+        Moments are the points of a generation at which an extra update can be made, such as its ticks. If this
+        generation has no extra update, the result lies beyond the generation's end.
 
         Args:
             updates: the number of updates of the cohort in the generation.

@@ -198,8 +198,8 @@ def gather(chosen: Sequence[Tensor], places: Sequence[Any]) -> np.ndarray:
     slots.
 
     `chosen` has the actions of each cohort (group of members computed as one batch). `places` has, for each cohort, the
-    indices of its members among all P; it is `EVERYONE` if there is one cohort with all members in order. The copies
-    from the device to the host all start before the first of them is waited for.
+    indices of its members among all P members. If one cohort has all members in order, `places` is `EVERYONE`. All
+    copies from the device to the host start before the function waits for the first.
     """
     if places is EVERYONE:
         return np.asarray(chosen[0].cpu())

@@ -321,7 +321,8 @@ class EnvSpec(Spec):
 
     @property
     def environments_first(self) -> bool:
-        """Whether half of the CPUs should step environments, and not compute updates, because updates are short."""
+        """Whether half of the CPUs should be left to the processes that step environments, because updates are short.
+        The other half then computes updates."""
         return self._learns_from_memory and self._work < _SHARED
 
     @property

@@ -456,10 +456,10 @@ class TensorWorld:
         return found
 
     def in_c(self, cohort: Cohort) -> dict[str, Any] | None:
-        """Return the arguments by name with which `native.rollouts.Ticks` steps in C the environments of the members of
-        a cohort, a group of members computed as one batch.
+        """Return arguments of `native.rollouts.Ticks` by name, which describe the environments of a cohort's members.
 
-        The result is None if the environments are not written in C.
+        A cohort is a group of members computed as one batch. `Ticks` steps environments in C; the result is None if the
+        environments are not written in C.
         """
         if not isinstance(self.pool, CompiledPool):
             return None
@@ -486,7 +486,8 @@ class TensorWorld:
         return max(1, _BROKEN_TICKS - -(-self._clock.broken_here // (self._living * self._clock.envs)))
 
     def took(self, ticks: int, broken: int) -> None:
-        """Count ticks (steps of all environments) that the C kernels took, and their broken transitions."""
+        """Count ticks (steps of all environments) that the C kernels took, and the broken transitions in them, such as
+        those with a number that is not finite (see `Clock`)."""
         self._seen = None
         self._clock.count(broken, ticks=ticks)
         slots = range(self._clock.members) if self.rows is None else self.rows[:: self._clock.envs] // self._clock.envs

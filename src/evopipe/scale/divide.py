@@ -90,7 +90,7 @@ def in_shards(
         each: the number of adjacent members that share a replay buffer, and must therefore be in one shard.
 
     Raises:
-        ParamsError: there are more shards than groups of `each` members.
+        ParamsError: `runtime.shards.count` is too large. Every shard needs at least `each` members.
     """
     asked, most, spec = cfg.count, members // each, problem.spec
     count = min(most, engine.room) if asked == "auto" else asked
@@ -112,10 +112,12 @@ def in_shards(
 
 
 def served(cfg: ShardsConfig) -> bool:
-    """Run as a worker of `accelerate launch` until the training ends, if this process is a rank other than 0.
+    """Work as one process of `accelerate launch` until the training ends, if `cfg`, the block `runtime.shards`, asks
+    for it.
 
-    `cfg` is the block `runtime.shards`. The result is True after such work, and False if this process has to drive the
-    run. If `runtime.shards` asks for ranks and none were launched, this process launches them.
+    The result is False at once if this process has to drive the run: if it is rank 0, or if the engine is not
+    `accelerate`. In any other rank the result is True when the training has ended. If no ranks were launched, this
+    process is replaced by `accelerate launch`, and the function does not return.
     """
     if cfg.engine != "accelerate":
         return False

@@ -103,11 +103,11 @@ class Search:
         return Plan(tuple(self.active), self.about.generation)
 
     def step(self, history: History, draw: Draw) -> list[Fate]:
-        """Choose a successor for each training member that reached its rung or diverged.
+        """Choose a successor for each training member that reached its next rung or diverged. Keep all others.
 
-        The successor is a waiting member that can be promoted, see `Ladder.promotable`; else a member that has not
-        begun; else a new trial, in the slot of the member that `Ladder.standing` sorts first. All other members are
-        kept.
+        The first choice is a waiting member that can be promoted, see `Ladder.promotable`. If there is none, the
+        successor is a member that has not begun to train. If there is none of these either, it is a new trial, which
+        replaces the member that comes first in the order of `Ladder.standing`.
         """
         ladder = Ladder(history, self.rungs)
         found = history.waiting()

@@ -73,7 +73,8 @@ class Search(Stateless):
         """Replace the worst members by copies of the best, with hyper-parameters chosen by a Gaussian process; keep all
         others.
 
-        Return one decision for each slot (place in the population); None if all members diverged.
+        Return one decision for each slot (place in the population). The result is None if all members diverged;
+        the run then returns to an earlier generation.
         """
         chooser, space = draw(), self.about.space
         copied = exploit(history.scores(), self.config.fraction, chooser)

@@ -94,7 +94,8 @@ class Search(Stateless):
         """Set the hyper-parameters that apply from this step on in each member; replace a diverged member by a copy of
         the fittest.
 
-        Return one decision for each slot (place in the population); None if all members diverged.
+        Return one decision for each slot (place in the population). The result is None if all members diverged;
+        the run then returns to an earlier generation.
         """
         fittest = max(history.members, key=lambda member: (member.healthy, member.score, -member.slot))
         if not fittest.healthy:

@@ -49,7 +49,8 @@ class Search(Stateless):
     def step(self, history: History, draw: Draw) -> list[Fate] | None:
         """Give every slot a mutated child of its tournament's winner; with elitism, slot 0 gets the fittest member.
 
-        Return one decision for each slot (place in the population); None if no member has a finite fitness.
+        Return one decision for each slot (place in the population). The result is None if no member has a finite
+        fitness; the run then returns to an earlier generation.
         """
         import numpy as np
 

@@ -204,8 +204,8 @@ class TrainingRecord:
 
     @classmethod
     def find(cls, home: Path, result: str) -> TrainingRecord | None:
-        """Return the record below `home` of the training whose `models/trained` has the hash `result`; None if there is
-        none."""
+        """Search the folder `home` for the record of the training whose `models/trained` has the hash `result`; return
+        the record, or None if there is none."""
         for record in cls.all(home):
             with contextlib.suppress(EvopipeError):
                 if record._about()["result"] == result:

@@ -76,8 +76,9 @@ class Entry(_Stored):
     def reached(self, over: Over | None) -> bool | None:
         """Return whether a row's score is as good as every published score.
 
-        This holds if the lower end of the score's 95 % interval is at least every published score's `bar`. The result
-        is None if `over`, the statistics of the row's results, is None, or if no score was published.
+        `over` has the statistics of the row's results over seeds. The row's score is as good if the lower end of its
+        95 % interval is not below the `bar` of any published score. The result is None if `over` is None, or if no
+        score was published.
         """
         if over is None or not self.published:
             return None

@@ -72,14 +72,15 @@ class BanditEnv:
         return found.reshape(self.arms, -1)
 
     def reset(self, seed: int | None = None) -> np.ndarray:
-        """Draw a row, and return the contexts of all arms, `[arms, arms · d]`; `seed` restarts the random draws."""
+        """Draw a row of d features, and return the contexts of all arms, `[arms, arms · d]`. A `seed` restarts the
+        random draws."""
         if seed is not None:
             self._random = np.random.default_rng(seed)
         return self._context()
 
     def step(self, k: int) -> tuple[np.ndarray, float]:
-        """Choose arm `k` for the current row. Return the contexts of all arms for the next row, `[arms, arms · d]`, and
-        the reward of the choice."""
+        """Choose arm `k` for the current row. Return the contexts of all arms for the next row of d features,
+        `[arms, arms · d]`, and the reward of the choice."""
         reward = float(self._labels[self._now] == int(k))
         return self._context(), reward
 
