@@ -76,7 +76,7 @@ def by_policy(
         places: `[members]` int64, the indices of the playing members among the `P` members in `of`.
         memory: `[members, W, M]`, the M recurrent state values in each member's W environments; changed in place.
         of: the evaluation.
-        shown: the normalisation of observations; None for none.
+        shown: the normalisation of observations; None if they are not normalised.
     """
     found = policy.described(cfg, state, None)
     if found is None or found.memory != memory.shape[2]:
@@ -99,7 +99,7 @@ def by_choice(
         observations: the width of an observation.
         places: `[members]` int64, the indices of the playing members among the `P` members in `of`.
         of: the evaluation.
-        shown: the normalisation of observations; None for none.
+        shown: the normalisation of observations; None if they are not normalised.
     """
     if build.chosen() is None:
         return None

@@ -105,8 +105,8 @@ def learn_from_rollout(spec: EnvSpec, cohort: Cohort, rollout: Rollout, ticks: i
         spec: the run's configuration.
         cohort: the members.
         rollout: the rollout.
-        ticks: the number of ticks (environment steps) in the rollout, from its beginning, to learn from.
-        tick: the number of the present tick of the run.
+        ticks: how many ticks (environment steps) to learn from. They are the first ones in the rollout.
+        tick: the index of the present tick in the run.
     """
     ready(spec, cohort, rollout, ticks, tick)()
     return cohort.losses
@@ -115,14 +115,14 @@ def learn_from_rollout(spec: EnvSpec, cohort: Cohort, rollout: Rollout, ticks: i
 def ready(spec: EnvSpec, cohort: Cohort, rollout: Rollout, ticks: int, tick: int) -> Callable[[], Any]:
     """Return a function without arguments that lets members learn from a rollout, as `learn_from_rollout` does.
 
-    The returned function updates the members and their losses in place; its own result is of no use.
+    The returned function updates the members and their losses in place. Its return value has no meaning.
 
     Args:
         spec: the run's configuration.
         cohort: the members.
         rollout: the rollout.
-        ticks: the number of ticks (environment steps) in the rollout, from its beginning, to learn from.
-        tick: the number of the present tick of the run.
+        ticks: how many ticks (environment steps) to learn from. They are the first ones in the rollout.
+        tick: the index of the present tick in the run.
     """
     factors = spec.algo.schedule(spec.algo_config, tick * spec.env.num_envs)
 

@@ -296,8 +296,10 @@ class EnvSpec(Spec):
 
     @property
     def made_for(self) -> Mapping[str, Any]:
-        """The environment's spaces as JSON data, which is stored with members, and has to be equal in a run that reads
-        them."""
+        """The environment's spaces as JSON data.
+
+        The data is stored with the members. Another run can read these members only if its own data is equal.
+        """
         return self.spaces.to_json()
 
     @property
