@@ -227,8 +227,9 @@ class Endpoint:
         """Open the session of one episode, whose completions `model` writes; yield the session with the connection that
         the agent uses.
 
-        At the end of the `with` block the session is closed, and requests that are still open are cancelled. Another
-        session of the same `name` in the same round gets other random draws.
+        At the end of the `with` block the session is closed, and requests that are still open are cancelled. If an
+        episode is tried again in the same round (see `begin`), its new session has the same `name` but gets other
+        random draws.
         """
         key = secrets.token_urlsafe(12)
         session = AgentSession(f"{name}-{self._attempts[name]}", model)

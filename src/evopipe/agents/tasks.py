@@ -24,8 +24,12 @@ class Turns(AbstractContextManager[None], Protocol):
 
 
 class Brood(NamedTuple):
-    """The asyncio tasks that an episode's code has started, and the context manager `turns` that limits the time of
-    these tasks' steps (see `Turns`)."""
+    """The asyncio tasks that an episode's code has started, and the context manager that limits their time.
+
+    Attributes:
+        tasks: the asyncio tasks.
+        turns: the context manager. It is entered for each step of a task, from one `await` to the next (see `Turns`).
+    """
 
     tasks: set[asyncio.Task[Any]]
     turns: Turns

@@ -213,8 +213,11 @@ class Workflow(ABC):
             trajectory.reward = float(sum(step.reward for step in trajectory.steps))
 
     def adjust_step_rewards(self, trajectory: Trajectory) -> None:
-        """Adjust the rewards of a trajectory's steps, in place: add the bonus of `reward_bonus_coeff`, then replace
-        rewards by discounted returns if `gamma` is above 0."""
+        """Adjust the rewards of a trajectory's steps, in place.
+
+        From the second step on, a bonus is added: `self.reward_bonus_coeff` times the difference between the step's
+        reward and that of the step before. If `self.gamma` is above 0, discounted returns then replace the rewards.
+        """
         steps = trajectory.steps
         if len(steps) < 2:
             return

@@ -141,8 +141,8 @@ class Algorithm(ModuleType):
             it.
         answers: a function of the configuration that returns the `Answers`, by which an exported policy computes
             values; None to derive them from the algorithm's function `values`, if it has one.
-        period: a function of the configuration that returns the length in updates of the cycle in which updates differ,
-            for example 2 if the actor learns in every second update, else 1.
+        period: a function of the configuration that returns after how many updates the same kinds of update repeat.
+            This is 1 if all updates are of one kind, and 2 if, for example, the actor learns in every second update.
     """
 
     REGIME: str
@@ -313,8 +313,8 @@ def get(name: str) -> Algorithm:
     """Return the module of an algorithm by the algorithm's name.
 
     Raises:
-        ParamsError: there is no algorithm of that name, or it is another package's and cannot be imported or lacks a
-            required name.
+        ParamsError: there is no algorithm of that name, or an algorithm of another package cannot be used: its import
+            fails, it lacks a required name, or its `Config` is wrong.
         ImportError: an algorithm of evopipe's own lacks a required name.
     """
     if name not in (known := names(None)):

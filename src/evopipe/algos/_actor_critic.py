@@ -66,8 +66,9 @@ def greedy(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None) -> Tensor:
 
 
 def act(cfg: Any, state: Any, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Return the actions μ(s) with exploration noise, clipped to [−1, 1], or with probability ε uniformly random
-    actions.
+    """Return the actions μ(s) with exploration noise, clipped to [−1, 1].
+
+    With probability ε, an action is uniformly random instead.
 
     The result is `[P, E, A]` for P members with E environments each.
 

@@ -67,7 +67,8 @@ def greedy(cfg: Any, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
 
 
 def act(cfg: Any, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Return the legal actions of highest value, or with probability ε uniformly random legal actions, `[P, E]` int64.
+    """Return the legal actions of highest value, `[P, E]` int64. With probability ε, an action is instead drawn
+    uniformly from the legal ones.
 
     obs is `[P, E, O]` (P members, E environments each), legal `[P, E, A]` bool, epsilon (ε) `[P]`; `draw` is the stream
     of random numbers, `cfg` the algorithm's configuration.

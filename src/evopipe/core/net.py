@@ -178,8 +178,8 @@ def unroll(net: Net | None, x: Tensor, memory: Tensor, begins: Tensor) -> Tensor
 
     Args:
         net: the network; None returns x.
-        x: `[P, B, L, inputs]`: B sequences of L inputs for each of P members.
-        memory: `[P, B, M]`, the recurrent state before the first step.
+        x: `[P, B, L, inputs]`: for each of P members B sequences of L steps. `inputs` is the width of an input.
+        memory: `[P, B, M]`, the recurrent state, of M numbers, before the first step.
         begins: `[P, B, L]` bool, True at the first step of an episode. The state is reset to 0 before that step, and no
             gradient passes.
     """

@@ -104,7 +104,8 @@ def _watch(grads: Sequence[Tensor], limit: Tensor) -> None:
 def backward(losses: Tensor, *nets: Net) -> None:
     """Compute the gradients of the members' losses `[P]` by backpropagation, into `net.grad` of each network.
 
-    Only here are the losses summed over members, so that no gradient flows from one member to another.
+    The losses are summed over members only here. No member's loss depends on another member's parameters, so each
+    gradient is that of the member's own loss.
     """
     if not torch.compiler.is_compiling():
         _take_layout_warning()

@@ -77,7 +77,8 @@ class Stem(NamedTuple):
     def parts(self) -> list[tuple[str, int, int]]:
         """Return (name, rows, columns) of the weight matrix of every convolution of every image, image by image.
 
-        The name `conv.0.1` is that of image 0 and convolution 1; rows are channels in · kernel², columns channels out.
+        The name `conv.0.1` stands for image 0 and convolution 1. `rows` is the number of input channels times kernel²,
+        and `columns` the number of output channels.
         """
         return [
             (f"conv.{i}.{j}", before[0] * conv.kernel**2, conv.channels)

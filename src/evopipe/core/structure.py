@@ -85,9 +85,9 @@ class Structure(Protocol):
 
     Attributes:
         widths: the input and output width of the network.
-        copies: the number of networks, of one architecture, that a row holds one after the other. The forward pass
-            reads `[P · copies, B, …]`.
-        size: `N`, the numbers in a row. A row is a whole number of cache lines, so that a kernel's result for the row
+        copies: the number of networks in a row. They have the same architecture, and stand one after the other. The
+            forward pass reads B inputs for each network, `[P · copies, B, …]`.
+        size: `N`, the length of a row. A row is a whole number of cache lines, so that a kernel's result for the row
             does not depend on other rows.
         memory_widths: the width of each part of the recurrent state; empty if the network is not recurrent.
         memory: `M`, the numbers in a recurrent state, which is the sum of `memory_widths`.

@@ -373,7 +373,8 @@ class TensorPool:
         return columns, length, TensorStep(self._dynamics.observe(columns), reward.float(), terminated, cut)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return copies of `physics`, by the name `state`, and of `length`; `restore` rebuilds the pool from them."""
+        """Return copies of the attributes `physics`, under the key `state`, and `length`, from which `restore` rebuilds
+        the pool."""
         return {"state": self.physics.cpu().numpy().copy(), "length": self.length.cpu().numpy().copy()}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.bool_]:

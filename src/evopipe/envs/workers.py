@@ -98,13 +98,14 @@ class Workers:
         return sum(int(shared["spent"].sum()) for shared in pools) / steps / 1000 if steps else None
 
     def fork(self, cfg: EnvConfig, rows: int, spaces: Spaces, overlapped: bool) -> _WorkerRows | None:
-        """Fork the largest number of workers that a pool may need, early, while the trainer has little memory and few
-        threads.
+        """Fork as many workers as a pool may need at most.
+
+        The method should be called early, while the trainer has little memory and few threads.
 
         Args:
             cfg: the block `env` of `params.yaml`.
             rows: the number of environments in the pool.
-            spaces: the environment's spaces, which say how large its arrays are.
+            spaces: the environment's spaces, from which the sizes of the shared arrays follow.
             overlapped: whether the caller computes while the environments step.
 
         Returns:

@@ -254,8 +254,11 @@ def reference(base: Base, text: Text) -> Tensor:
 
 
 def padded(real: Tensor) -> bool:
-    """Return whether any row of tokens begins with pads; `real` `[n, L]`, for n rows of L tokens, is False for pads.
-    Only pads at the beginning need an attention mask, because no token attends to pads after it."""
+    """Return whether any row of tokens begins with pads.
+
+    Only such pads need an attention mask, because no token attends to pads after it. `real` is `[n, L]` bool, for n
+    rows of L tokens: False for pads.
+    """
     return not bool(real[..., 0].all())
 
 

@@ -163,8 +163,11 @@ def tokenise(
 
 
 def seen(rows: Sequence[Mapping[str, Any]], splits: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the indices of validation rows and of test rows whose prompt is also the prompt of a training row, by the
-    split's name."""
+    """Return the indices of the rows whose prompt is also the prompt of a training row.
+
+    The result maps the names of the validation split and of the test split to the indices of such rows. `splits` maps
+    the name of every split to the indices of all its rows.
+    """
     of = {name: [data.asked(rows[i]) for i in index.tolist()] for name, index in splits.items()}
     return {name: splits[name][data.same(of["train"], of[name])] for name in SPLITS[1:]}
 

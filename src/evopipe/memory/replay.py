@@ -122,8 +122,8 @@ class RowLayout:
         Args:
             obs, next_obs: `[n, O]`, the observations before and after, O numbers each.
             action: `[n]`, or `[n, A]` for continuous actions of A numbers.
-            reward: `[n]`, the rewards. If transitions span several steps and `taken` is given, `[n, steps]`, 0 after
-                the last step.
+            reward: `[n]`, the rewards. `[n, steps]` if transitions may span several steps and `taken` is given: the
+                reward of each step, and 0 after a transition's last step.
             terminated: `[n]`, whether the episode reached an end state.
             next_legal, legal: `[n, A]` bool, which of the A actions are legal after and before the transition; None if
                 all are.

@@ -53,8 +53,11 @@ def chosen() -> Any:
 
 
 def kernels() -> Any:
-    """Return the library of C kernels that `use` selected. If none is selected, an assertion fails; `chosen` returns
-    None instead."""
+    """Return the library of C kernels that the function `use` selected.
+
+    A library must be selected, else an assertion fails. The function `chosen` does the same, but returns None if no
+    library is selected.
+    """
     assert _chosen is not None
     return _chosen
 
@@ -74,9 +77,10 @@ def serve(*tensors: Tensor) -> bool:
 
 
 def serve_wholly(*tensors: Tensor) -> bool:
-    """Return whether kernels may compute a whole update of these tensors.
+    """Return whether the C kernels may compute a whole update of these tensors.
 
-    The kernels may do so if `serve` is True for these tensors, and no `by_operators` block is open.
+    They may do so if the function `serve` returns True for these tensors, and the call is not inside a `with` block of
+    `by_operators`.
     """
     return _wholly and serve(*tensors)
 

@@ -43,8 +43,9 @@ class Batches:
         rows: `[n, size]`, the rows (transitions) of all replay buffers, one buffer after the other.
         levels: the sum trees of priorities; empty for uniform sampling.
         draw: the stream of random numbers.
-        given: five tensors: the members' random keys `[P]`, their slots (places in the population) `[P]`, the first
-            rows of their buffers `[P]`, the weights `[P, B]` of the minibatch's places, and the discounts γ `[P]`.
+        given: five tensors: the members' random keys `[P]`, their slots (places in the population) `[P]`, the indices
+            of the first rows of their buffers `[P]`, the weights `[P, B]` of the minibatch's B transitions in the loss,
+            and the members' discount factors γ `[P]`.
     """
 
     def __init__(self, layout: Any, rows: Tensor, levels: Sequence[Tensor], draw: Stream, *given: Tensor) -> None:

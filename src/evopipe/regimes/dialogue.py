@@ -170,12 +170,13 @@ class Dialogue:
         clock: the run's clock, which counts ticks.
         corpus: the dataset, as tokens.
         judge: a function that computes the rewards of completions, see `Completer`.
-        truth: a function like `judge` that computes a second score, which is only reported; None for none.
+        truth: a function like `judge` that computes a second score, which is only reported. None if there is no such
+            score.
         most: the reward of a completely right completion. The share of completions with this reward is reported as
-            `accuracy`; with None it is not.
+            `accuracy`. If `most` is None, no `accuracy` is reported.
 
     Attributes:
-        threshold: None, because no return counts as solved.
+        threshold: None, because there is no score at which the task counts as solved.
         remarks: empty, because there are no warnings for the user.
     """
 

@@ -125,7 +125,7 @@ class Probe:
         Args:
             cohorts: the members.
             more: a function that takes a cohort (batch) of P members, and returns further metrics by name, `[P]` each.
-            tally: counts of the episodes that ended, whose metrics are recorded too; None for none.
+            tally: counts of the episodes that ended, whose metrics are recorded too; None if no episodes are counted.
         """
         for cohort in cohorts:
             if tally is not None:

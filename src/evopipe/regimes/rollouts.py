@@ -115,7 +115,7 @@ def learn_from_rollout(spec: EnvSpec, cohort: Cohort, rollout: Rollout, ticks: i
 def ready(spec: EnvSpec, cohort: Cohort, rollout: Rollout, ticks: int, tick: int) -> Callable[[], Any]:
     """Return a function without arguments that lets members learn from a rollout, as `learn_from_rollout` does.
 
-    The returned function updates the members and their losses in place; its own result is of no use.
+    The returned function updates the members and their losses in place. Its return value has no meaning.
 
     Args:
         spec: the run's configuration.

@@ -130,7 +130,7 @@ class TextRows:
         processes: the most learner processes that share the work. Results do not depend on their number.
 
     Attributes:
-        threshold: None, because no return counts as solved.
+        threshold: None, because there is no score at which the task counts as solved.
         remarks: empty, because there are no warnings for the user.
     """
 
@@ -221,7 +221,7 @@ def rows_for(spec: TextSpec, corpus: Corpus, index: np.ndarray, members: int, re
         corpus: the dataset, as tokens.
         index: the numbers of the rows.
         members: P; all members get the same rows.
-        references: the base model's log-probabilities, which are put into the text; None for none.
+        references: the base model's log-probabilities, which are put into the text; None if they are not needed.
     """
     text = on_device(corpus.batch(index, spec.base.pad), spec.device)
     if references is not None:

@@ -49,7 +49,8 @@ def act(
 
 
 EVERYONE = [slice(None)]
-"""The places of a cohort of all living members, in slot order: nothing is copied to find them."""
+"""The places of a cohort of all living members, ordered by slot (place in the population). Nothing is copied to find
+them."""
 
 
 def places_of(cohorts: Sequence[Cohort]) -> list[list[int]]:
@@ -133,7 +134,7 @@ def choose(
     """Choose the actions of one cohort, a group of P members whose networks are computed as one batch.
 
     The result, for E environments of each member, is `[P, E]` int64, or `[P, E, A]` float32 for continuous actions of A
-    numbers. It is on the cohort's device, for which the host does not wait.
+    numbers. It is on the cohort's device, which may still be computing when this function returns.
 
     Args:
         spec: configuration.

@@ -432,12 +432,14 @@ class TensorWorld:
         """Do nothing, because `take` computes the whole step."""
 
     def packed(self, layout: RowLayout, obs: Tensor, actions: Tensor, step: TensorStep) -> Tensor:
-        """Return the transitions of a step in R environments as packed rows `[R, size]` for a replay buffer.
+        """Return the transitions of a step as packed rows `[R, size]` for a replay buffer.
+
+        There are R = P · E environments: E for each of P members. For a team, K agents act in each environment; else K
+        is 1.
 
         Args:
             layout: the layout of a row.
-            obs: `[P, E · K, O]`, the observations on which P members acted: of O numbers, for each of K agents in E
-                environments.
+            obs: `[P, E · K, O]`, the observations before the step, of O numbers each.
             actions: `[R, …]`, the actions.
             step: the results of the step.
         """

@@ -141,10 +141,10 @@ class History:
         return found
 
     def waiting(self) -> list[Fate]:
-        """Return the decision that every member waits, for the caller to replace the entries of slots that train next.
+        """Return a list of decisions by which every member waits: a `Keep` for each slot (place in the population).
 
-        The result has a `Keep` for each slot; its reason is `waits`, or `has not begun` if the member has never
-        trained.
+        The caller then replaces the entries of the slots that train next. The reason of a `Keep` is `waits`, or `has
+        not begun` if the member has never trained.
         """
         lived = self.curves()
         return [Keep("waits" if member.id in lived else "has not begun") for member in self.members]

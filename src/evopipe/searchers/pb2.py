@@ -176,15 +176,7 @@ class Bandit:
     def __init__(
         self, points: np.ndarray, gains: np.ndarray, time: int, here: Sequence[Sequence[float]], kernel: Any = None
     ) -> None:
-        """Fit the process.
-
-        Args:
-            points: `[N, D + 1]`, in the last column the time.
-            gains: `[N]`.
-            time: for which points are to be chosen.
-            here: points `[n, D]` of those who live at this time already.
-            kernel: see `covariance`; None: fitted.
-        """
+        """Fit the process. The arguments are explained in the docstring of the class."""
         from sklearn.gaussian_process import GaussianProcessRegressor
 
         self.time = time
@@ -233,7 +225,8 @@ class Bandit:
         return bounds
 
     def _certain(self) -> Any:
-        """Return the process with those who live already, whose scores do not matter to its deviation."""
+        """Return a process that is also fitted to the points in `here`. Their gains are unknown, but a deviation does
+        not depend on gains."""
         from sklearn.gaussian_process import GaussianProcessRegressor
 
         points = self.points

@@ -91,8 +91,9 @@ class Search(Stateless):
         return Plan(tuple(range(self.about.size)), min([self.about.generation, *ahead]))
 
     def step(self, history: History, draw: Draw) -> list[Fate] | None:
-        """Set the hyper-parameters that apply from this step on in each member; replace a diverged member by a copy of
-        the fittest.
+        """Give each member the hyper-parameters that the schedule has for its step.
+
+        A diverged member is replaced by a copy of the fittest.
 
         Return one decision for each slot (place in the population). The result is None if all members diverged;
         the run then returns to an earlier generation.

@@ -257,15 +257,18 @@ class ZooRow:
         return Over(len(found), iqm, (low, high), float(steps), float(seconds))
 
     def reached(self) -> bool | None:
-        """Return whether the row's score is as good as every published score, see `Entry.reached`."""
+        """Return whether the row's score is as good as every published score, see `Entry.reached`.
+
+        The result is None if the row has no results, or if no score was published.
+        """
         return self.entry.reached(self.over())
 
     def record(self, seed: int, result: Seed, archive: bytes) -> None:
-        """Add the results of one seed to the file of results, and drop results of parameters that the pipeline no
-        longer has.
+        """Add the results of one seed to the file of results.
 
-        The elite replaces the one in the row's archive file if its mean return is higher than that of every other seed,
-        or if there is no archive file yet.
+        Results of runs with other parameters than the pipeline has now are dropped from the file. The seed's elite is
+        written to the row's archive file if its mean return is higher than that of every other seed, or if there is no
+        archive file yet.
 
         Args:
             seed: the seed.

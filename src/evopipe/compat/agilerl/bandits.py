@@ -26,8 +26,8 @@ class BanditEnv:
     """Labelled data as a contextual bandit. Each label is an arm; the right arm for a row gives the reward 1, any other
     arm 0.
 
-    In every step a row is drawn at random. The context of arm k is a vector of zeros in which the row's features stand
-    at the k-th of `arms` places.
+    In every step a row is drawn at random. The context of an arm is a vector with one block of d numbers for each arm.
+    The arm's own block holds the row's d features, and all other blocks are 0.
 
     Args:
         features: `[N, d]`, an array or a data frame: N rows of d features.
@@ -203,7 +203,7 @@ def train_bandits(
             evaluations for each environment.
         swap_channels: has no effect, because the order of an image's channels is detected.
         target: the mean return that ends training early, once other episodes confirm it; None for no early end.
-        tournament, mutation: the selection and the mutation; None for none.
+        tournament, mutation: the selection and the mutation; None for no selection or no mutation.
         checkpoint: environment steps of each agent between two checkpoints; None for no checkpoints.
         checkpoint_path, overwrite_checkpoints: the beginning of the names of the agents' checkpoint folders, and
             whether only the last checkpoints are kept.

@@ -119,7 +119,7 @@ def finetune_llm_preference(
         evo_steps: steps between evolutions; needed with `tournament` or `mutation`.
         checkpoint_steps: steps between two checkpoints, in which each agent is written to a folder
             `<elite_path>_<index>_<step>`; None for no checkpoints.
-        tournament, mutation: the selection, and the mutation of hyper-parameters; None for none.
+        tournament, mutation: the selection, and the mutation of hyper-parameters; None leaves out that step.
         evaluation_interval: steps between evaluations.
         verbose: whether progress is printed.
         accelerator: has no effect; an Accelerator must have one process.

@@ -185,7 +185,7 @@ def train_on_policy(
             episodes for each environment of `env`.
         swap_channels: has no effect, because the order of an image's channels is detected.
         target: the mean return that ends training early, once other episodes confirm it; None for no early end.
-        tournament, mutation: the selection and the mutation; None for none.
+        tournament, mutation: the selection and the mutation; None for no selection or no mutation.
         checkpoint, checkpoint_path, overwrite_checkpoints: environment steps between two checkpoints (None for no
             checkpoints), the beginning of the names of their folders, and whether only the last ones are kept.
         save_elite, elite_path: whether the best agent is written, and to which folder; `evopipe.load` reads it.
@@ -244,7 +244,7 @@ def train_offline(
             episodes for each environment of `env`.
         swap_channels: has no effect, because the order of an image's channels is detected.
         target: the mean return that ends training early, once other episodes confirm it; None for no early end.
-        tournament, mutation: the selection and the mutation; None for none.
+        tournament, mutation: the selection and the mutation; None for no selection or no mutation.
         checkpoint, checkpoint_path, overwrite_checkpoints: environment steps between two checkpoints (None for no
             checkpoints), the beginning of the names of their folders, and whether only the last ones are kept.
         save_elite, elite_path: whether the best agent is written, and to which folder; `evopipe.load` reads it.
@@ -310,7 +310,7 @@ def train_multi_agent_off_policy(
         learning_delay: environment steps of each team before it learns.
         swap_channels: has no effect, because the order of an image's channels is detected.
         target: the mean return that ends training early, once other episodes confirm it; None for no early end.
-        tournament, mutation: the selection and the mutation; None for none.
+        tournament, mutation: the selection and the mutation; None for no selection or no mutation.
         checkpoint, checkpoint_path, overwrite_checkpoints: environment steps between two checkpoints (None for no
             checkpoints), the beginning of the names of their folders, and whether only the last ones are kept.
         save_elite, elite_path: whether the best team is written, and to which folder; `evopipe.load` reads it.
@@ -372,7 +372,7 @@ def train_multi_agent_on_policy(
             episodes for each environment of `env`.
         swap_channels: has no effect, because the order of an image's channels is detected.
         target: the mean return that ends training early, once other episodes confirm it; None for no early end.
-        tournament, mutation: the selection and the mutation; None for none.
+        tournament, mutation: the selection and the mutation; None for no selection or no mutation.
         checkpoint, checkpoint_path, overwrite_checkpoints: environment steps between two checkpoints (None for no
             checkpoints), the beginning of the names of their folders, and whether only the last ones are kept.
         save_elite, elite_path: whether the best team is written, and to which folder; `evopipe.load` reads it.

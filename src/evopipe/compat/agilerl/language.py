@@ -189,7 +189,7 @@ class LanguageAgent(View):
 
 
 def problem_of(breed: LanguageBreed, params: LanguageParams, env: Gym, most: float | None = None) -> Problem[TextSpec]:
-    """Return the problem (see `run.problem.Problem`) of training agents on the rows of an environment.
+    """Return a `run.problem.Problem`: the description of a run that trains the agents on the rows of an environment.
 
     Args:
         breed: what the agents share.
@@ -198,7 +198,7 @@ def problem_of(breed: LanguageBreed, params: LanguageParams, env: Gym, most: flo
         most: the reward of a completion that is completely right; None if `accuracy` is not to be reported.
 
     Raises:
-        UsageError: the environment is for other algorithms.
+        UsageError: the agents' algorithm cannot learn in this kind of environment.
         DataError: no row of a dataset is short enough.
     """
     if (wanted := form_of(get(breed.algo))) != env.form:
