@@ -89,9 +89,9 @@ def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
 
 def init(cfg: Config, nets: Nets) -> State:
     actor, critics = nets["actor"], Net.interleave(nets["critic_1"], nets["critic_2"])
-    *adams, updates = optim.start(actor, critics)
+    actor_adam, critics_adam, updates = optim.start(actor, critics)
     log_alpha = updates + math.log(cfg.alpha)
-    return State(actor, critics, *adams, log_alpha, optim.ScalarAdam.start(log_alpha), updates)
+    return State(actor, critics, actor_adam, critics_adam, log_alpha, optim.ScalarAdam.start(log_alpha), updates)
 
 
 explore = _actor_critic.explore

@@ -156,7 +156,7 @@ class Change:
         has = after[0].weight.of(target)
         has[first:] = 0.0
         self._carry_features(before[0].weight.of(source), has, first)
-        if norms[0] and norms[1]:
+        if norms[0] and norms[1] and initial is not None:
             of_inputs = norms[1].of(target).T
             of_inputs[first:] = initial
             self._carry_features(norms[0].of(source).T, of_inputs, first)
