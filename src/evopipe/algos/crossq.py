@@ -53,7 +53,7 @@ class Config(AlgoConfig):
     policy_delay: int = hyper(3, doc="critic updates for one of the actor", raising="slower actor", ge=1, le=1000)
     gamma: _hyper.Discount = 0.99
     grad_clip: _hyper.GradientClip = 10.0
-    wider: int = hyper(4, doc="critics' hidden widths, in widths of `network`", raising="more capacity", ge=1, le=64)
+    wider: int = hyper(4, doc="how many times as wide as `network` critics are", raising="more capacity", ge=1, le=64)
     renorm_rate: float = hyper(0.01, doc="a minibatch's share in running statistics", raising="faster", gt=0, le=1)
     renorm_after: int = hyper(100_000, doc="first updates, in which critics normalise by the minibatch alone",
         unit="updates", raising="longer plain batch normalisation", ge=0, le=10**12)  # fmt: skip
