@@ -203,7 +203,7 @@ def descend(
     return healthy
 
 
-def _plain_step(net: Net, adam: Adam, lr: Tensor, active: Tensor, beta1: float) -> None:
+def _plain_step(net: Net, adam: Adam, lr: Tensor, active: Tensor, beta1: float = BETA1) -> None:
     """Adam as written in the paper: no host synchronisation, so that a CUDA graph can hold it."""
     on = active.to(lr.dtype)[:, None]
     grad = torch.where(active[:, None], net.grad, 0.0)
@@ -216,7 +216,7 @@ def _plain_step(net: Net, adam: Adam, lr: Tensor, active: Tensor, beta1: float) 
     net.values.sub_(lr[:, None] * on * (adam.mean / unbias1) / denominator)
 
 
-def _fused_step(net: Net, adam: Adam, lr: Tensor, active: Tensor, beta1: float) -> None:
+def _fused_step(net: Net, adam: Adam, lr: Tensor, active: Tensor, beta1: float = BETA1) -> None:
     """Adam by torch's fused CPU kernel: a fraction of the plain formula's time.
 
     A call knows one learning rate and one step count: neighbours that agree in both go in together. Rows are whole
