@@ -20,6 +20,7 @@ import reports
 from evopipe.compare import compare
 from evopipe.compare import table as lines_of
 from evopipe.compare.pictures import draw, draw_curves, draw_parallel, family, scaled, together
+from evopipe.errors import MissingInputError
 from evopipe.report.family import Family
 from evopipe.report.page import compose, without_measured
 from evopipe.report.read import read
@@ -335,6 +336,45 @@ def test_what_the_report_shows_of_several_configurations(tmp_path: Path, monkeyp
     assert found.pictures[0][1] == (tmp_path / "x.svg").read_bytes()
     assert len(found.pictures) == 2
     assert len(family(rows[:1], notes).pictures) == 1, "nothing differs"
+
+
+def write_swept(folder: Path, mean: float, stages: tuple[str, ...], **settings: Any) -> None:
+    """What a sweep leaves of a run: no lock, its parameters and the stages that it has done."""
+    made = {"seed": 1, "env": {"id": "E-v0"}, "train": {"algo": "dqn"}, "algos": {"dqn": {"lr": 0.1}, "ppo": {"lr": 9}},
+            "tracking": {"backends": []}}  # fmt: skip
+    for key, value in settings.items():
+        if key == "lr":
+            made["algos"]["dqn"]["lr"] = value  # type: ignore[index]
+        else:
+            made[key] = value
+    (folder / "reports").mkdir(parents=True)
+    elite = {"mean": mean, "interval": [mean - 1.0, mean + 2.0], "iqm": mean}
+    (folder / "reports/evaluation.json").write_text(json.dumps({"elite": elite, "episodes": 7}))
+    (folder / "params.yaml").write_text(dump_yaml(made))
+    (folder / "sweep.json").write_text(json.dumps({"stages": dict.fromkeys(stages, 1.0), "cpu": {}}))
+
+
+def test_a_sweeps_runs_are_grouped_by_what_their_scores_depend_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = ("population", "train", "evaluate")
+    write_swept(tmp_path / "s/a", 10.0, done)
+    write_swept(tmp_path / "s/b", 20.0, done, seed=2, tracking={"backends": ["mlflow"]})
+    write_swept(tmp_path / "s/c", 40.0, done, seed=2, lr=0.2)
+    (tmp_path / "s/later").mkdir()
+    (tmp_path / "s/later/sweep.json").write_text('{"stages": {"train": 1.0}}')  # goes on: not scored yet
+    rows, notes = compare(["s"])
+    assert [(row.label, row.over, row.mean) for row in rows] == [
+        ("algos.dqn.lr=0.2", "7 episodes of seed 2", 40.0), ("algos.dqn.lr=0.1", "2 seeds", 15.0),
+    ]  # fmt: skip
+    assert notes == []
+    settings = rows[0].runs[0].settings
+    assert settings["algos.dqn.lr"] == 0.2
+    assert not [key for key in settings if key.startswith(("seed", "tracking", "algos.ppo"))]
+    write_swept(tmp_path / "other", 1.0, ("population", "train"))
+    with pytest.raises(MissingInputError, match="other: has no score yet"):
+        compare(["other"])
 
 
 @pytest.mark.thorough

@@ -13,7 +13,7 @@ import pytest
 
 from evopipe.doctor import examine, facts_of_events, told
 from evopipe.errors import DataError, MissingInputError
-from evopipe.track.events import Event, Generation, MemberRow
+from evopipe.track.events import End, Event, Generation, JsonlSink, MemberRow, Start
 from reports import write_run
 from tiny import call, write_params
 
@@ -86,6 +86,37 @@ def test_what_a_log_says_is_each_members_own_and_nothing_of_who_is_ill() -> None
     assert {key: each["entropy"] for key, each in facts.signals.items()} == {(g, s): float(s) for g, s in facts.fitness}
     assert {key: each["lr"] for key, each in facts.hyper.items()} == {(g, s): 0.1 + s for g, s in facts.fitness}
     assert (facts.training, facts.evaluation, facts.chosen, facts.solved) == (40, 10, 9.0, False)
+
+
+def test_the_newest_log_with_a_generation_is_looked_at_and_the_interval_only_of_what_has_ended(tmp_path: Path) -> None:
+    (tmp_path / ".dvc").mkdir()
+    (tmp_path / "reports").mkdir()
+    (tmp_path / "reports/evaluation.json").write_text('{"elite": {"interval": [1.0, 2.0]}}')
+    row = MemberRow(0, 0, None, 50.0, "none", "", "8", "ReLU", {}, True, 0.5)
+
+    def log(name: str, algo: str, time: float, *events: Event) -> None:
+        folder = tmp_path / ".evopipe/train" / name
+        sink = JsonlSink(folder / "events.jsonl")
+        for event in (Start("train", "E-v0", algo, 1, 100), *events):
+            sink.emit(event)
+        sink.close()
+        (folder / "run.json").write_text(json.dumps({"params": {"env": {"id": "E-v0"}, "train": {"algo": algo}}}))
+        os.utime(folder / "events.jsonl", (time, time))
+
+    def generation(number: int) -> Event:
+        return Generation(number, 10 * number, 1000 * number, 2000 * number, 1.0, (row,), 50.0, 50.0, 60.0, 0)
+
+    log("c", "sac", 1.0, generation(1))
+    log("b", "ppo", 2.0, generation(1), generation(3), End("all steps taken", 1.0, 1, 1))
+    log("a", "dqn", 3.0)  # it has not come so far
+    head, found = examine(tmp_path)
+    assert head == "ppo on E-v0: generation 3, 3,000 training and 6,000 evaluation steps, ended: all steps taken"
+    assert [advice.rule for advice in found] == ["lead_is_luck"]
+    assert found[0].text.startswith("The elite was chosen by 60 and its held-out mean lies in 1 to 2: ")
+    log("a", "dqn", 3.0, generation(2))
+    head, found = examine(tmp_path)
+    assert head == "dqn on E-v0: generation 2, 2,000 training and 4,000 evaluation steps, goes on, or was stopped"
+    assert found == [], "what was evaluated is another run"
 
 
 @pytest.mark.thorough

@@ -137,8 +137,10 @@ class Outside(Protocol):
     loop: asyncio.AbstractEventLoop
 
     def serving(self) -> AbstractAsyncContextManager[Any]:
-        """Return a context manager that opens the server, if it is not open yet. The engine enters the context manager,
-        in its event loop, while it runs episodes."""
+        """Return a context manager that opens the server, if it is not open yet.
+
+        The engine runs episodes inside the context manager's `async with` block, in the engine's event loop.
+        """
 
     def close(self) -> None: ...
 

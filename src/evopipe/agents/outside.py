@@ -117,15 +117,19 @@ class OutsideAgents:
 class OutsideWorkflow(Workflow):
     """An episode of an agent that calls its model over HTTP, at the address of a `Connection`.
 
+    The agent is a function or a command. A function returns a reward, a list of one reward for each completion, a
+    `Trajectory`, an `Episode` or a text. A command reads the task as JSON from its standard input, and prints a text.
+    It finds the connection in the environment variables `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `OPENAI_MODEL`.
+
+    If there is a `reward_fn`, it computes the reward from the text. Otherwise the last line of the text must be the
+    reward, or the list of rewards, as JSON.
+
     Args:
         flow: the agent, in one of three forms: a coroutine function `async def flow(task, connection)`; a plain
-            function of the same arguments, which runs in a thread; or a command as a list of words. A function returns
-            a reward, a list of one reward for each completion, a `Trajectory` or an `Episode`. A command reads the task
-            as JSON from its standard input, finds the connection in the environment variables `OPENAI_BASE_URL`,
-            `OPENAI_API_KEY` and `OPENAI_MODEL`, and prints the reward or rewards as JSON in its last line.
+            function of the same arguments, which runs in a thread; or a command as a list of words.
         endpoint: the endpoint, which runs in the engine's event loop.
         loop: the event loop in which coroutine functions run.
-        reward_fn: a reward function, called with the task and the text that a function returned or a command printed.
+        reward_fn: a function (task, text) that returns the reward; None if the agent gives rewards itself.
         **kwargs: the arguments of `Workflow`.
     """
 

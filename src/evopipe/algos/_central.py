@@ -24,9 +24,9 @@ from evopipe.rng import Stream
 from evopipe.schema.declare import hyper
 from evopipe.types import Batch, Hyper, Learned, Spaces, Tensor
 
-Temperature = Annotated[float, hyper(doc="temperature of the Gumbel-softmax by which discrete actions get a gradient",
+Temperature = Annotated[float, hyper(doc="temperature of the Gumbel-softmax that gives discrete actions a gradient",
     raising="smoother, more biased gradients", gt=0, le=100)]  # fmt: skip
-OutputPenalty = Annotated[float, hyper(doc="weight of the actors' mean squared outputs in their loss",
+OutputPenalty = Annotated[float, hyper(doc="weight of the mean squared outputs of actors in their loss",
     raising="actions stay further from their limits", ge=0)]  # fmt: skip
 
 RANGES = _hyper.ranges(lr_actor=(1e-4, 1e-2), lr_critic=(1e-4, 1e-2), batch_size=(64, 1024), learn_step=(4, 64))
@@ -73,10 +73,11 @@ def _chances(cfg: Any, out: Tensor, legal: Tensor | None) -> Distribution:
 
 
 def greedy(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None) -> Tensor:
-    """Return every agent's greedy action: the tanh of the actor's output, or the most likely legal action.
+    """Return every agent's greedy action.
 
-    The result is `[P, E · K, A]` for continuous actions, else `[P, E · K]`: P members with E environments, the K agents
-    of each environment adjacent.
+    A continuous action is the tanh of the actor's output. A discrete action is the most likely legal one. The result is
+    `[P, E · K, A]` for continuous actions, else `[P, E · K]`. There are P members with E environments. The K agents of
+    an environment are adjacent.
 
     Args:
         cfg, state: the algorithm's configuration and state.
@@ -89,10 +90,11 @@ def greedy(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None) -> Tensor:
 
 
 def act(cfg: Any, state: Any, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Return every agent's exploratory action: the greedy action with noise, or a sample of the actor's softmax.
+    """Return every agent's exploratory action.
 
-    With probability ε, independently for each agent, the action is uniformly random instead. There are P members with E
-    environments, the K agents of each environment adjacent.
+    A continuous action is the greedy action with noise. A discrete action is a sample of the actor's softmax. With
+    probability ε, independently for each agent, the action is uniformly random instead. There are P members with E
+    environments. The K agents of an environment are adjacent.
 
     Args:
         cfg, state: the algorithm's configuration and state.
@@ -285,11 +287,12 @@ def signals(critic: str, cfg: Any, state: Any, batch: Batch) -> dict[str, Tensor
 
 
 def answers(critic: str) -> Callable[[Any], Answers]:
-    """Return the function `answers` of a team's algorithm, for policies that are exported with its centralised critics.
+    """Return a function that the module of a team's algorithm defines as `answers`.
 
     The returned function takes the algorithm's configuration, and returns the `Answers`: the functions by which an
-    exported policy computes values. Of twin critics, the smaller value counts. `critic` is the name of the state's
-    field with the critics.
+    exported policy computes values. The policy must be exported with its centralised critics. If there are twin
+    critics, the smaller of their two values counts. `critic` names the field of the algorithm's state that holds the
+    critics.
     """
 
     def q_of(cfg: Any, state: Any, obs: Tensor, actions: Tensor) -> Tensor:

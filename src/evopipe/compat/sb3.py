@@ -46,9 +46,9 @@ class Predictor:
             observation: an observation as the environment gives it, or a batch `[B, …]`.
             state: what the last call returned; None at the beginning.
             episode_start: `[B]`, true where an episode begins; the recurrent state is cleared there.
-            deterministic: whether actions are greedy. If False, actions are drawn as in training: from the policy of
-                algorithms that have one, with the noise of those that explore by noise. Algorithms that act by values
-                are greedy in any case.
+            deterministic: whether actions are greedy. If False, actions are chosen as in training. An algorithm with a
+                stochastic policy draws from it. An algorithm that explores by noise adds noise. An algorithm that acts
+                by values is greedy in any case.
             action_masks: whether each of A discrete actions is legal, `[A]` or `[B, A]`, as sb3-contrib's `MaskablePPO`
                 takes masks; None if all are legal.
 

@@ -92,10 +92,10 @@ class Cohort:
 
     @cached_property
     def without_runner(self) -> Cohort:
-        """A copy of the cohort with an empty runner, for use in functions that the cohort's runner records.
+        """A copy of the cohort that has an empty runner (the cache of recorded functions), and shares all tensors.
 
-        The copy shares all tensors with the cohort. If recorded functions referred to the cohort itself, cohort and
-        runner would refer to each other, and their memory would be freed late.
+        Functions that the cohort's runner records use this copy. If they used the cohort itself, cohort and runner
+        would refer to each other, and their memory would be freed late.
         """
         return replace(self, runner=Runner())
 
@@ -203,7 +203,7 @@ COSTS = {"cpu": _Costs(400.0, 7e-5, 16), "cuda": _Costs(400.0, 2e-7, 4096)}
 
 
 def cost(members: Sequence[Member], pace: PaceOf, costs: _Costs = COSTS["cpu"]) -> float:
-    """Return an estimate, by a model of the cost, of the time of one update of these members in one cohort, in µs.
+    """Return how long one update of these members in one cohort takes, in µs, as a cost model estimates it.
 
     Args:
         members: the members.

@@ -89,8 +89,8 @@ class Normaliser:
     A cohort is a batch of members that train together.
 
     Attributes:
-        held: the tensors of normalisation by their names in `Member.tensors`, stacked to one row per member. Only the
-            indices of the normalised columns, which are equal for all members, are not stacked.
+        held: the tensors of the statistics, by their names in `Member.tensors`. Each tensor has one row per member.
+            Only the indices of the normalised columns are held once, because they are equal for all members.
     """
 
     held: Mapping[str, Tensor]
@@ -168,7 +168,7 @@ class Normaliser:
         return Normalised(self.columns, self.observations.mean.float(), self.observations.scale(), self.clip)
 
     def while_playing(self, healthy: Tensor, returns: Tensor, gamma: Tensor) -> Normalising:
-        """Return what the C kernels need to normalise while they play many steps at once.
+        """Return the state that the C kernels need to normalise while they play many steps in one call.
 
         The kernels then do the work of `update`, `normalised` and `normalise_rewards` at every step.
 

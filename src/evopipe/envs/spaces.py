@@ -302,8 +302,11 @@ class ActionSpace:
         return Spaces(observations.size, self.size, self.continuous, images, self.kind, self.choices, one_hot)
 
     def empty(self, *shape: int) -> npt.NDArray[Any]:
-        """Return an array of zeros for actions in the algorithm's encoding, with the leading axes `shape`. An action is
-        one int64 index, several indices (one for each choice or bit), or for a Box `A` float32 numbers."""
+        """Return an array of zeros for actions in the algorithm's encoding, with the leading axes `shape`.
+
+        For a Discrete space, an action is one int64 index. For a MultiDiscrete or MultiBinary space, it is one int64
+        index for each part. For a Box, it is `A` float32 numbers.
+        """
         if self.continuous:
             return np.zeros((*shape, self.size), np.float32)
         return np.zeros(shape if self.kind == "discrete" else (*shape, len(self.choices)), np.int64)

@@ -63,8 +63,10 @@ def speeds(cfg: EnvConfig, rows: int, seconds: float = 1.0) -> Iterator[Speed]:
 
 
 def chosen(rows: int) -> int:
-    """Return the number of worker processes that `runtime.env_workers: auto` starts for a pool of `rows` environments,
-    if the trainer computes while the environments step."""
+    """Return the number of worker processes that `runtime.env_workers: auto` starts for a pool of `rows` environments.
+
+    It is the number for runs in which members learn while environments step. For other runs it may differ.
+    """
     with Workers("auto") as workers:
         return workers.count(rows, True)
 

@@ -40,14 +40,14 @@ def show(
 
     Args:
         tokenizer: the tokenizer.
-        encoder: its encoder.
+        encoder: the encoder that was made from the tokenizer; it finds special tokens in texts.
         name: the model's name, for error messages.
         messages: the chat.
         own: the number of messages at the start that the run itself added, such as the system message.
-        special: whether special tokens in the other messages take effect. If False, these messages are data.
-        replies: the indices of messages whose content is replaced by the placeholder `PLACE`.
-        ending: the argument of `apply_chat_template` that is set to True, such as `add_generation_prompt`; None for
-            none.
+        special: whether special tokens take effect in the messages after these. If False, such messages are data.
+        replies: the indices of messages whose content is replaced by a placeholder, `encoding.PLACE`.
+        ending: the name of an argument of `apply_chat_template` that is set to True, such as `add_generation_prompt`;
+            None sets no argument.
         tools: JSON Schemas of tools in the form of OpenAI's API, which the template shows in its own way.
 
     Raises:
@@ -151,14 +151,16 @@ def turn_end(tokenizer: Any) -> str:
 
 
 def answers(tokenizer: Any, name: str, messages: Sequence[Message], own: int, shown: Shown) -> list[tuple[int, int]]:
-    """Return the ranges (start, end) of characters in the text of a chat that members learn to write: each assistant
-    message up to the end of its turn.
+    """Return which parts of a chat's text members learn to write, as ranges (start, end) of characters.
+
+    There is a range for each assistant message, and it reaches to the end of the message's turn.
 
     Args:
         tokenizer: the tokenizer.
         name: the model's name, for error messages.
         messages: the chat.
-        own: the number of messages at the start that the run itself added, such as the system message.
+        own: the number of messages at the start that the run itself added, such as the system message. Error messages
+            do not count these.
         shown: the chat as `show` wrote it.
 
     Raises:

@@ -84,8 +84,8 @@ class LanguagePolicy:
     def perform(
         self, games: int, seed: int, ask: Callable[[], str], show: Callable[[str], None], tell: Callable[[str], None]
     ) -> None:
-        """Chat with a user: complete each line that `ask` returns, and call `show` with the completion, until `ask`
-        returns an empty line. The other arguments are not used."""
+        """Chat with a user. Each line that `ask` returns is a prompt, and `show` is called with its completion. An
+        empty line ends the chat. `games`, `seed` and `tell` are not used."""
         while line := ask():
             show(self.generate(line))
 

@@ -123,7 +123,7 @@ class Priorities:
         self._add_up(slots[:, None].expand(index.shape).reshape(-1), index.reshape(-1))
 
     def inherit(self, slots: Tensor, parents: Tensor) -> None:
-        """Copy the priorities of the members `parents` `[n]` to the members `slots` `[n]`.
+        """Copy the priorities of the members in the slots `parents` `[n]` to the members in `slots` `[n]`.
 
         A member and its parent must sample the same buffer.
         """
@@ -131,7 +131,7 @@ class Priorities:
             tensor.index_copy_(0, slots, tensor.index_select(0, parents))
 
     def forget(self, slots: Tensor) -> None:
-        """Reset the priority of every filled row to 1, its initial value, for the members `slots` `[n]`.
+        """Reset the priority of every filled row to 1, its initial value, for the members in `slots` `[n]`.
 
         This is for new members that cannot `inherit`, because their parent sampled another buffer or they have none.
         """
@@ -140,7 +140,7 @@ class Priorities:
         self._add_up_all()
 
     def clear(self, slots: Tensor) -> None:
-        """Set the priorities of all rows of the members `slots` `[n]` to 0, as before the first row was filled."""
+        """Set the priorities of all rows to 0, as before the first row was filled, for the members in `slots` `[n]`."""
         self.levels[0].index_fill_(0, slots, 0.0)
         self.largest.index_fill_(0, slots, 1.0)
         self._add_up_all()

@@ -92,7 +92,8 @@ def plan_of(net: Net, inputs: int, lstm: bool = False) -> LayerPlan | None:
     Args:
         net: the network.
         inputs: the number of the network's inputs.
-        lstm: whether the network may have LSTM layers. The plan then begins after them.
+        lstm: whether the network may begin with LSTM layers. If True, the plan begins after them. If False, the result
+            is None for a network with LSTM layers.
     """
     structure: Any = getattr(net.structure, "inner", net.structure)
     if not build.serve(net.values) or net.values.dtype != torch.float32 or net.values.stride(1) != 1:

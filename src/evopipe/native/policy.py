@@ -35,11 +35,11 @@ class Lessons(NamedTuple):
 
     Attributes:
         rows: `[P, T, E, …]`, the steps, see `memory.rollout`.
-        memory: `[P, T + 1, E, M]`, the recurrent states before each step.
+        memory: `[P, T + 1, E, M]`, the recurrent state (M numbers) before each step, and after the last step.
         order: a function without arguments that returns the shuffled order of the stretches in each epoch, `[P, epochs,
             stretches · E]` int64. The number s · E + e means stretch s of environment e.
         ticks: `[stretches, L]` int64, the ticks of each stretch.
-        within: `[stretches, L]` bool, False on padding.
+        within: `[stretches, L]` bool, False where a shorter stretch is padded to L ticks.
         batches: each member's number of minibatches in an epoch.
         sizes: each member's number of stretches in a minibatch.
         epochs: each member's number of epochs.
@@ -305,13 +305,14 @@ def _say(
 def enter(
     spaces: Spaces, rows: Tensor, obs: Tensor, legal: Tensor | None, begins: Tensor, chosen: Chosen
 ) -> bool:  # fmt: skip
-    """Store the data before a step in a rollout; return whether the C kernels could do it. If not, nothing is stored.
+    """Store in a rollout what is known before a step; return whether the C kernels could do it. If not, nothing is
+    stored.
 
     P members act in E environments each. See `memory.rollout.Rollout.enter`.
 
     Args:
         spaces: the environment's spaces.
-        rows: `[P, E, size]`, the rows of the rollout for this step, which are written.
+        rows: `[P, E, size]`, the rows of the rollout into which this step is written.
         obs: `[P, E, O]`, the observations.
         legal: `[P, E, A]` bool, the legal actions; None if the rollout does not store them.
         begins: `[P, E]` bool, whether an episode begins.
@@ -334,13 +335,13 @@ def enter(
 def finish(
     after: Tensor, expected: Tensor, next_obs: Tensor, reward: Tensor, next_alive: Tensor | None, *ends: Tensor
 ) -> bool:
-    """Store the results of a step, `[P, E, …]`, in a rollout, see `memory.rollout.Rollout.finish`.
+    """Store the results of a step in a rollout; return whether the C kernels could do it. If not, nothing is stored.
 
-    There are P members with E environments each. Return whether the C kernels could do it; if not, nothing is stored.
+    P members act in E environments each. See `memory.rollout.Rollout.finish`.
 
     Args:
-        after: the part of the rollout that holds results, which is written.
-        expected: `[P, E]`, the values of the states before the step, as the rollout holds them.
+        after: `[P, E, size]`, the part of the rollout into which the results of this step are written.
+        expected: `[P, E]`, the predicted values of the states before the step, which the rollout holds already.
         next_obs, reward: `[P, E, O]` and `[P, E]`, the results of the step.
         next_alive: `[P, E]`, the status of each agent after the step, see `evopipe.types`; None except for teams.
         ends: terminated, truncated and broken (a reward or observation is not finite), `[P, E]` bool each.
@@ -357,7 +358,7 @@ def finish(
 
 
 def plain(*tensors: Tensor) -> bool:
-    """Return whether the kernels may compute whole updates of these tensors, and all are float32 on the CPU."""
+    """Return whether all tensors are float32 on the CPU, and the kernels may compute a whole update of them."""
     return build.serve_wholly(*tensors) and {x.dtype for x in tensors} == {torch.float32}
 
 

@@ -20,8 +20,9 @@ Row: TypeAlias = "float | Tensor"
 
 
 class Learners(NamedTuple):
-    """The networks and optimisers of an algorithm's state, which updates change in place. A field is None if the
-    algorithm has no such network.
+    """The networks and optimisers of an algorithm's state, which updates change in place.
+
+    A field is None if the algorithm has no such network.
 
     Attributes:
         critic, critic_target, critic_adam: the critics, their target networks and their optimiser; for a value-based
@@ -246,8 +247,8 @@ def take(how: Recipe | None, batch: Batch, healthy: Tensor, draw: Stream, turn: 
         batch: the minibatch.
         healthy: `[P]` bool, the members that learn.
         draw: the stream of random numbers.
-        turn: the number of this update within its period, from 0, see `Recipe`. The actor learns if it equals
-            `how.turn`.
+        turn: the number of this update, from 0, within its period of `policy_delay` updates. The actor learns only if
+            this number equals `how.turn`, see `Recipe`.
     """
     if how is None:
         return None

@@ -52,7 +52,7 @@ def epsilon_greedy(q: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> T
     § 2.2).
 
     `q` and `legal` are `[P, E, A]` (P members, E environments each), `epsilon` is `[P]`, `draw` the stream of random
-    numbers; return actions `[P, E]` int64.
+    numbers. The result is int64 `[P, E]`.
     """
     if (found := explore.best_or_random(q, legal, epsilon, draw)) is not None:
         return found
@@ -73,7 +73,7 @@ def sampled_or_random(log_pi: Tensor, legal: Tensor, epsilon: Tensor, draw: Stre
     """Sample actions from their log-probabilities, or with probability ε uniformly among the legal actions.
 
     `log_pi` and `legal` are `[P, E, A]` (P members, E environments each), `epsilon` is `[P]`, `draw` the stream of
-    random numbers; return actions `[P, E]` int64.
+    random numbers. The result is int64 `[P, E]`.
     """
     envs = log_pi.shape[1]
     u = draw.uniform(log_pi[0].numel() + 2 * envs).float()
@@ -113,12 +113,13 @@ def gaussian(draw: Stream, shape: tuple[int, ...], sd: float) -> Tensor:
 def ornstein_uhlenbeck(draw: Stream, shape: tuple[int, ...], sd: float, theta: float) -> Tensor:
     """Draw time-correlated noise `[P, E, A]` of the process x ← (1 − θ) x + sd · N(0, 1); `shape` is (E, A).
 
-    There are A numbers for each of the E environments of the P members of the stream `draw` (Uhlenbeck & Ornstein,
-    1930; Lillicrap et al., 2016). θ (`theta`) is in (0, 1]. An environment's process is not reset between episodes.
+    `draw` is a stream of P members. Each member has E environments, and each environment gets A numbers (Uhlenbeck &
+    Ornstein, 1930; Lillicrap et al., 2016). θ (`theta`) is in (0, 1]. An environment's process is not reset between
+    episodes.
 
-    The process is the sum Σ (1 − θ)ᵏ sd · N_{t−k} of its past shocks. The shocks are drawn again from the counter-based
-    generator at every step, so no state is stored between steps. Shocks whose factor (1 − θ)ᵏ is below `REMEMBERED` are
-    left out.
+    At step t, x is the sum Σₖ (1 − θ)ᵏ sd · N_{t−k}, where N_{t−k} is the normal random number of the step k steps ago.
+    These numbers are drawn again from the counter-based generator at every step, so no state is stored between steps.
+    Numbers whose factor (1 − θ)ᵏ is below the constant `REMEMBERED` are left out.
     """
     steps = 1 if theta == 1.0 else math.ceil(math.log(REMEMBERED) / math.log1p(-theta))
     shocks = draw.normal_window(steps, shape[0] * shape[1])  # [P, K, E · A]

@@ -60,10 +60,10 @@ def pass_at(right: NDArray[np.bool_], k: int) -> NDArray[np.float64]:
 
 
 def passes(right: NDArray[np.bool_]) -> dict[str, Any]:
-    """Return pass@k and its 95 % interval over tasks, for k = 1, 2, 4, … and n.
+    """Return the mean of pass@k over tasks and its 95 % interval, for each k of 1, 2, 4 … up to n, and for n itself.
 
     `right` `[tasks, n]` says which of n answers to each task were right. The keys are `pass@<k>` and
-    `pass@<k>_interval`.
+    `pass@<k>_interval`. For pass@k see `pass_at`.
     """
     tasks, n = right.shape
     found: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""What every `params.yaml` has in common, and how it reads the blocks of algorithms."""
+"""The base class for the content of every `params.yaml`, and the validation of the blocks of algorithms."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ from evopipe.schema.declare import COMPLETE, Problem, Schema, evolvable, explain
 
 
 class RunParams(Schema):
-    """The base class of `Params` (members in environments) and `LanguageParams` (language models), the content of
-    `params.yaml`.
+    """The base class of `Params` (members in environments) and `LanguageParams` (language models).
+
+    These classes hold the content of a `params.yaml`.
 
     Attributes:
         PROBLEM: the kind of members, which is also the name of a module in `problems`, such as `env`.
-        ELSEWHERE: the middle of the sentence that refuses an algorithm for the other kind of members. The algorithm's
-            name comes before it, and the names of those that can be taken after it.
+        ELSEWHERE: the middle of an error message. A user gets this message for an algorithm that trains the other
+            kind of members. Before this text stands the name of that algorithm, after it the names of those that can
+            be used.
     """
 
     PROBLEM: ClassVar[str]  # one of `algos.PROBLEMS`
     ELSEWHERE: ClassVar[str]  # what to say of an algorithm of another one
 
-    seed: int = Field(1, ge=0, le=2**31 - 1, description="seed of everything random")
+    seed: int = Field(1, ge=0, le=2**31 - 1, description="seed of all random numbers")
 
     @field_validator("search", check_fields=False)
     @classmethod
@@ -43,7 +45,7 @@ class RunParams(Schema):
 
     @classmethod
     def known(cls) -> tuple[str, ...]:
-        """Return the names of the algorithms that can train this kind of members."""
+        """Return the names of the algorithms that can train members of the kind `PROBLEM`."""
         return registry.names(cls.PROBLEM)
 
     @classmethod
@@ -114,7 +116,7 @@ class RunParams(Schema):
 
     @property
     def algo_config(self) -> Any:
-        """The block of the algorithm that `train.algo` names, as its `Config`."""
+        """The block of the algorithm that `train.algo` names, an object of that algorithm's class `Config`."""
         own: Any = self
         return own.algos[own.train.algo]
 
@@ -122,9 +124,9 @@ class RunParams(Schema):
         """Return, as JSON data, the parameters on which results depend.
 
         These are the named `blocks`, or all blocks if none is named, and the chosen algorithm's block under the key
-        `algo`. Settings that change no result, such as time limits and trackers, are left out.
+        `algo`. Settings that change no result, such as time limits, callbacks and trackers, are left out.
         """
-        neutral = {"env": {"step_seconds"}, "runtime": set(NEUTRAL)}
+        neutral = {"env": {"step_seconds"}, "train": {"callbacks"}, "runtime": set(NEUTRAL)}
         values = self.model_dump(mode="json", exclude={"algos": True, "tracking": True, **neutral})
         kept = {name: values[name] for name in blocks or values}
         return {**kept, "algo": self.algo_config.model_dump(mode="json")}
@@ -162,8 +164,9 @@ class RunParams(Schema):
         left out, because they change no result.
         """
         points = [point for point in self.points() if point is not None]
-        network = self.network
-        modules = [point.module for point in points] + ([network.partition(":")[0]] if network else [])
+        own: Any = self
+        users = filter(None, (self.network, getattr(own.train, "curriculum", None)))
+        modules = [point.module for point in points] + [name.partition(":")[0] for name in users]
         named, files = plugins.sources(modules)
         return [f"{point} {point.version}" for point in points] + named, files
 

@@ -25,9 +25,9 @@ class LanguageParams(RunParams):
     """The content of a `params.yaml` for a population of language models.
 
     Attributes:
-        PROBLEM, ELSEWHERE: the kind of run, and the middle of the message that refuses an algorithm of another kind;
-            see `RunParams`.
-        OF_OTHERS: blocks of other kinds of runs, each with the sentence that refuses the block in this file.
+        PROBLEM, ELSEWHERE: the kind of members, and the middle of an error message; see `RunParams`.
+        OF_OTHERS: names of blocks that only other kinds of runs have. The value is the error message if such a block is
+            in this file.
     """
 
     PROBLEM: ClassVar[str] = "text"

@@ -25,7 +25,7 @@ def evaluation(params: Params, problem: Problem[EnvSpec], trained: Sequence[Memb
 
     Args:
         params: the parameters.
-        problem: what the run works on, with its configuration.
+        problem: the problem that the run works on.
         trained: the trained members, the elite (the best member) last.
         folder: the project's folder, which is not used.
     """
@@ -35,8 +35,8 @@ def evaluation(params: Params, problem: Problem[EnvSpec], trained: Sequence[Memb
 class EnvEvaluation:
     """The part of the stage `evaluate` for environments: it holds the members to score, and makes the report.
 
-    `params` are the parameters, `problem` is what the run works on, and `trained` has the trained members, the elite
-    (the best member) last.
+    `params` are the parameters, and `problem` is the problem that the run works on. `trained` has the trained members,
+    the elite (the best member) last.
     """
 
     def __init__(self, params: Params, problem: Problem[EnvSpec], trained: Sequence[Member]) -> None:

@@ -35,7 +35,7 @@ def evaluation(
 
     Args:
         params: the parameters.
-        problem: what the run works on, with its configuration.
+        problem: the problem that the run works on.
         trained: the trained members, the elite (the best member) last.
         folder: the project's folder.
     """
@@ -49,7 +49,7 @@ class TextEvaluation:
 
     Args:
         params: the parameters.
-        problem: what the run works on, with its configuration.
+        problem: the problem that the run works on.
         trained: the trained members, the elite (the best member) last.
         folder: the project's folder.
     """

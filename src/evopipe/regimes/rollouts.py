@@ -141,15 +141,15 @@ def ready(spec: EnvSpec, cohort: Cohort, rollout: Rollout, ticks: int, tick: int
 
 
 def probe_rollout(spec: EnvSpec, cohort: Cohort, rollout: Rollout, ticks: int, tick: int, probe: Probe) -> None:
-    """Record training metrics of a cohort by an extra update on a minibatch of the rollout from which it has just
-    learned.
+    """Record training metrics of a cohort, which has just learned from a rollout. To do so, make an extra update on a
+    minibatch of this rollout.
 
     Args:
         spec: the run's configuration.
         cohort: the members.
         rollout: the rollout.
-        ticks: the number of ticks (environment steps) in the rollout, from its beginning, from which members learned.
-        tick: the number of the present tick of the run.
+        ticks: the members learned from the first `ticks` ticks (environment steps) of the rollout.
+        tick: the number of the present tick, counted in the run.
         probe: the recorder of metrics, which makes the update on copies of the members.
     """
     plan, when = _Plan.of(spec, cohort, rollout, ticks), upload(torch.tensor([tick]), spec.device)

@@ -51,8 +51,8 @@ class Facts:
         train: the block `train` of the parameters.
         env: the block `env` of the parameters; empty for language models.
         algo: the algorithm's name.
-        solved: whether the run reached its target.
-        training, evaluation: environment steps of the whole population, for each of the two purposes.
+        solved: whether the run ended because it reached the score `train.target`.
+        training, evaluation: environment steps of the whole population in training, and in evaluations.
         chosen: the score by which the elite (the best member) was chosen.
         interval: the confidence interval of the elite's mean held-out return; None if it is not known yet.
     """

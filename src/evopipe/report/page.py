@@ -39,8 +39,8 @@ _GAMES = "Games that the elite played stand below."
 def page(folder: str | Path, params: Mapping[str, Any], family: Family | None = None) -> str:
     """Return the report of the run in a folder, as the text of one HTML file without scripts or external resources.
 
-    `params` has the layout of `params.yaml`; `family` is a comparison with other runs to be included. Equal files and
-    parameters give equal text.
+    `params` has the layout of `params.yaml`. `family` is a comparison of several configurations, which becomes a
+    section of the page; None for no such section. Equal files and parameters give equal text.
 
     Raises:
         MissingInputError: a file of the run is missing.
@@ -69,7 +69,7 @@ def compose(run: FinishedRun, params: Mapping[str, Any], movie: _Movie | str, fa
         run: the run.
         params: the parameters in the layout of `params.yaml`.
         movie: the film of the run's elite (the best member), or a sentence that stands in its place.
-        family: a comparison with other runs to be included; None for none.
+        family: a comparison of several configurations, which becomes a section; None for no such section.
     """
     html = words.template("page.html.j2", True, figures=figures, words=words, flat=_flat, breakable=_breakable,
                           inline=_inline)  # fmt: skip

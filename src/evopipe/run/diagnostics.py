@@ -64,7 +64,7 @@ class Diagnostics:
 
     def told(self, slots: Sequence[int]) -> list[dict[str, tuple[float, float]]]:
         """Return, for each of these slots (places in the population), the signals of this generation by name, each as
-        (mean, last value).
+        a pair (mean over the generation, last value).
 
         Signals without a value are left out. Names are sorted, because a checkpoint does not store their order.
         """

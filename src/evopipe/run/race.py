@@ -102,9 +102,10 @@ def hopeless(returns: np.ndarray, bar: float, n: int, least: int = 2 * _FIRST, e
 
 
 def batches(n: int) -> Iterator[slice]:
-    """Yield consecutive slices of `n` episodes: those to be played before each check whether a confirmation may end.
+    """Yield consecutive slices of the `n` episodes of a confirmation, the second, longer evaluation of a new best
+    member.
 
-    A confirmation is the second, longer evaluation of a new best member.
+    After the episodes of each slice, the run checks whether the confirmation can end early.
     """
     return (slice(first, min(first + _BATCH, n)) for first in range(0, n, _BATCH))
 
@@ -116,19 +117,20 @@ def reached(returns: np.ndarray, bar: float, lowest: float, n: int, errors: floa
     The test may be repeated as episodes end; it is then wrongly True in at most one case of twenty. It bets without
     replacement (Waudby-Smith & Ramdas, 2020, https://arxiv.org/abs/2006.04347):
 
-    - Each return x multiplies a bettor's capital by (x − lowest) / (m − lowest). Here m is the mean that the episodes
-      from x on must have to bring the mean of all to the bar.
+    - Each return x multiplies a bettor's capital by (x − lowest) / (m − lowest). Here m is the mean that this episode
+      and those after it must have, so that the mean of all episodes is `bar`.
     - The result is True if the capital has become twenty-fold. If the mean of all were below the bar, the capital would
       not grow on average, and would rarely become twenty-fold (Ville's inequality).
-    - The result is also True if an m is not above `lowest`, so that the bar will be reached for certain.
+    - If m is not above `lowest` for one of the episodes, the bar will be reached for certain, and the result is True.
 
     Args:
         returns: the returns so far, in the order of the seeds; one that is not finite counts as `lowest`.
         bar: the mean to be reached.
         lowest: a number below which no return can be. If one of `returns` equals it, the result is False.
         n: the number of all episodes.
-        errors: the number of standard errors by which the mean so far and the mean of all episodes must exceed `bar`.
-            The standard error of the mean of all is estimated as if one more episode had the return `lowest`.
+        errors: a margin above `bar`, in standard errors. The mean so far and the mean of all episodes must both exceed
+            `bar` by this margin. The standard error of the mean of all episodes is estimated as if one more episode had
+            the return `lowest`.
     """
     found = np.where(np.isfinite(returns), returns, lowest)
     if found.min() <= lowest or found.mean() - errors * standard_error(found) < bar:

@@ -55,7 +55,8 @@ class Scoring(Protocol):
         """
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """Score the members of `cohorts` on the same seeds `[n]`; return the episodes of the evaluation.
+        """Score the members of `cohorts` on the same n seeds `[n]`; return the episodes of the evaluation. `stopped` is
+        a function that returns whether to stop.
 
         Raises:
             Stopped: `stopped` returned True.
@@ -111,7 +112,7 @@ class Regime(Scoring, Protocol):
 
     def signals(self, slots: Sequence[int]) -> list[dict[str, tuple[float, float]]]:
         """Return, for each of these slots (places in the population), the training signals of this generation by name,
-        each as (mean, last value).
+        each as a pair (mean over the generation, last value).
 
         Signals are shown to users; no result depends on them.
         """
@@ -123,7 +124,8 @@ class Regime(Scoring, Protocol):
         A regime that can take several ticks in one call takes up to `most`, but none beyond the end of the generation.
 
         Raises:
-            EnvironmentFailed: an environment failed. If `whole` is True, the state can be saved and the tick repeated.
+            EnvironmentFailed: an environment failed. If the attribute `whole` is still True, the state can be saved and
+                the tick repeated.
         """
 
     def state(self) -> dict[str, Tensor]:

@@ -28,6 +28,7 @@ from evopipe.mutations import NONE, Mutation, Traits, mutate
 from evopipe.native import build
 from evopipe.params.search import SearchConfig
 from evopipe.rng import Purpose
+from evopipe.run.curriculum import Curriculum
 from evopipe.schema.blocks import EnvConfig, MutationConfig, TournamentConfig
 from evopipe.schema.declare import evolvable
 from evopipe.schema.stored import in_a_sentence
@@ -123,7 +124,8 @@ class Spec(ABC):
 
     @property
     def racing(self) -> bool:
-        """Whether evaluation is a race, in which a member stops playing once its rank can change no decision."""
+        """Whether evaluation is a race, see `run.race`. In a race, a member stops playing as soon as further
+        episodes can hardly change who is the best member and who wins each tournament."""
         return False
 
     @property
@@ -136,7 +138,7 @@ class Spec(ABC):
     def seeds_apart(self) -> bool:
         """Whether a seed of an evaluation alone determines its episode.
 
-        If so, processes can divide the seeds among them without a change of results.
+        If so, several processes can share the seeds without a change of results.
         """
         return False
 
@@ -144,6 +146,15 @@ class Spec(ABC):
     def learns_from_evaluation(self) -> bool:
         """Whether the transitions of evaluation episodes are added to the replay buffers."""
         return False
+
+    @property
+    def curriculum(self) -> Curriculum | None:
+        """What changes the training environments from generation to generation, as a new object; None if nothing does.
+
+        Raises:
+            ParamsError, EnvironmentFailed: the function cannot be imported.
+        """
+        return None
 
     @property
     def each(self) -> int:
@@ -157,10 +168,10 @@ class Spec(ABC):
 
     @property
     def kinds(self) -> dict[str, tuple[str, str]]:
-        """A pair (kind, network) for each tensor of a member, by the tensor's name, as `tensor_kinds` returns it.
+        """What each tensor of a member is, as a dict: the tensor's name → (kind, network), see `tensor_kinds`.
 
-        The kind says how the tensor depends on the network's architecture, for example that it holds the network's
-        parameters.
+        The network is the name of the network that the tensor belongs to. The kind says how the tensor depends on this
+        network's architecture, for example that it holds the network's parameters.
         """
         return tensor_kinds(self.algo.State, self.widths)
 
@@ -329,7 +340,8 @@ class EnvSpec(Spec):
 
     @property
     def racing(self) -> bool:
-        """Whether evaluation is a race, in which a member stops playing once its rank can change no decision."""
+        """Whether evaluation is a race, see `run.race`. In a race, a member stops playing as soon as further
+        episodes can hardly change who is the best member and who wins each tournament."""
         return self.train.evaluation == "race"
 
     @property
@@ -340,15 +352,21 @@ class EnvSpec(Spec):
 
     @property
     def seeds_apart(self) -> bool:
-        """Whether processes can divide an evaluation by its seeds without a change of results.
+        """Whether several processes can share the seeds of an evaluation without a change of results.
 
-        A seed alone determines its episode, so this is True unless evaluation episodes are added to the replay buffers.
+        This is True, because a seed alone determines its episode. It is False only if evaluation episodes are added to
+        the replay buffers.
         """
         return not self.learns_from_evaluation
 
     @property
     def learns_from_evaluation(self) -> bool:
         return self.train.replay.evaluation
+
+    @property
+    def curriculum(self) -> Curriculum | None:
+        name = self.train.curriculum
+        return None if name is None else Curriculum(name, self.env.kwargs)
 
     @property
     def unrewarded(self) -> str:

@@ -81,7 +81,7 @@ def in_shards(
     """Return the problem with its members divided into the shards of a running engine.
 
     Args:
-        problem: what the run works on.
+        problem: the problem that the run works on.
         cfg: the block `runtime.shards` of the parameters.
         values: all parameters as JSON data, from which each shard makes its own part of the problem.
         members: the number of members.
@@ -128,9 +128,12 @@ def served(cfg: ShardsConfig) -> bool:
 def make(about: Mapping[str, Any], together: Any = None) -> tuple[Spec, Regime, Clock]:
     """Return configuration, training loop (regime) and clock for one shard, made from the message `about`.
 
-    The message has all parameters (`params`), the project's `folder` and the random `keys` of the shard's members. With
-    `held out`, the number of environments for each member, the final evaluation takes the place of the training loop.
-    `together` is the `language.together.Together` of the processes that form this shard; None if it is one process.
+    The message has all parameters (`params`), the project's `folder` and the random `keys` of the shard's members. If
+    it has the key `held out`, the shard serves the final evaluation: an object that scores members takes the place of
+    the training loop. The value of this key is the number of environments for each member.
+
+    `together` is the group of processes that form this shard, see `language.together.Together`; None if the shard is a
+    single process.
     """
     params, keys = parse_params(about["params"]), np.array(about["keys"], np.int64)
     alone = params.runtime.shards.resources.get("cpu", 1.0) < 2  # with its one CPU it does all by itself

@@ -55,7 +55,8 @@ def split_message(message: bytes) -> tuple[bytes, bytes]:
 
 
 def unpack(message: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the JSON data (`about`) and the tensors of a message, without its state.
+    """Return the JSON data (`about`) and the tensors of a message. If the message also has a state, the state is not
+    read, see `state_of`.
 
     Raises:
         DataError: the bytes are no message.

@@ -200,7 +200,7 @@ class Shards:
 
     def signals(self, slots: Sequence[int]) -> list[dict[str, tuple[float, float]]]:
         """Return, for each of these slots (places in the population), the training signals of this generation by name,
-        each as (mean, last value).
+        each as a pair (mean over the generation, last value).
 
         The shards sent the signals with their states at the end of the generation.
         """

@@ -106,6 +106,7 @@ class Record:
         champion: the best member so far; None before the first evaluation.
         children: the members of the next generation; empty after the last one.
         restored: whether all members diverged, so that the run went back to an earlier generation.
+        curriculum: the keyword arguments of the environments in which members trained; None without a curriculum.
     """
 
     generation: int
@@ -114,6 +115,7 @@ class Record:
     champion: Best | None = None
     children: tuple[Born, ...] = ()
     restored: Annotated[bool, Field(exclude_if=lambda restored: not restored)] = False
+    curriculum: Annotated[dict[str, Any] | None, Field(exclude_if=lambda curriculum: curriculum is None)] = None
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = _RECORD.dump_python(self, mode="json")
@@ -164,7 +166,8 @@ def descent(records: Iterable[Record], member: int) -> list[dict[str, Any]]:
 
 
 def in_lockstep(records: Sequence[Record]) -> bool:
-    """Return whether all members trained in every generation, and no trial began after the first generation."""
+    """Return whether all members trained in every generation, and no new trial (a member with initial weights) began
+    after the first generation."""
     first, *rest = records
     everybody = all(len(record.members) >= len(first.children) for record in rest)
     return everybody and all(child.parent_slot is not None for record in rest for child in record.children)
@@ -187,9 +190,10 @@ class Origin:
 
 
 def origins(records: Iterable[Record]) -> Iterator[tuple[Record, dict[int, Origin]]]:
-    """Yield each record after the first, with the origins of its scored members by slot.
+    """Yield each record after the first, and with it the `Origin` of each member that was scored, by slot.
 
-    A member that waited after its birth has the mutation and the parent that were recorded at its birth.
+    A member may wait for some generations after its birth before it is first scored. Its origin has the mutation and
+    the parent that were recorded at its birth.
     """
     last: dict[int | None, tuple[int, int] | None] = {}  # by slot: where its member, or an ancestor, was last scored
     seen: dict[int, tuple[int, int]] = {}  # by id
@@ -236,7 +240,7 @@ def schedule(records: Iterable[Record], member: int, generation: int) -> Schedul
     `records` is the complete lineage.
 
     Raises:
-        LookupError: the records lack the member's score, an ancestor's birth, or a beginning at step 0.
+        LookupError: the records lack the member's score or an ancestor's birth, or do not begin at step 0.
     """
     lived: dict[int | None, int] = {}  # steps by id
     births: dict[int | None, tuple[int, Born]] = {}  # at which step of a life, by id

@@ -225,7 +225,7 @@ class RunView:
         step = max([start.resumed_step or 0, *(event.step for event in latest)])
         share, so_far = step / max(1, start.max_steps), f"{step:,} of {start.max_steps:,} steps each"
         if start.budget is not None:
-            spent = max([0, *(event.env_steps + event.eval_steps for event in latest)])
+            spent = max([start.resumed_env_steps or 0, *(event.env_steps + event.eval_steps for event in latest)])
             share, so_far = spent / start.budget, f"{spent:,} of {start.budget:,} steps"
         count = max([0, *(event.generation for event in latest)])
         what = f" · {clean(start.algo)} · {_members(start.members)} · generation {count}"

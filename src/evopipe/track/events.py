@@ -42,8 +42,8 @@ class Start:
         max_steps: environment steps of each member, in total.
         resumed_step: environment steps of each member at which a saved run continues; None for a new run.
         resumed_env_steps: the population's training steps until then; None for a new run.
-        budget: steps of the population, of training and evaluation, that end the run earlier; None if there is no
-            budget.
+        budget: the most steps that the population may take, in training and evaluation together. The run ends early
+            when they are spent. None if there is no budget.
     """
 
     stage: str
@@ -102,7 +102,7 @@ class MemberRow:
         healthy: False if the member diverged.
         loss: the last loss; NaN before the member has learned.
         steps: environment steps that the member has trained for; None if all members have trained equally long.
-        signals: (mean, last value) in the generation of each training signal, by name.
+        signals: the training signals by name, each as a pair (mean over the generation, last value).
     """
 
     slot: int
@@ -142,6 +142,7 @@ class Generation:
         members: the members that trained in the generation.
         best, mean: the highest fitness, and the mean fitness of healthy members, in the generation.
         elite, elite_id: the best score so far, and the id of its member.
+        curriculum: the keyword arguments of the environments in which members trained; None without a curriculum.
     """
 
     generation: int
@@ -154,6 +155,7 @@ class Generation:
     mean: _Float
     elite: _Float  # the best score so far, and whose it is
     elite_id: int
+    curriculum: dict[str, Any] | None = None
 
     @classmethod
     def of(
@@ -175,7 +177,8 @@ class Generation:
             seconds: the duration of the generation.
             steps: the population's environment steps so far, of training and of evaluation.
             losses: the members' losses by slot; empty if they are not known.
-            signals: the members' training signals by slot and name, as (mean, last value); None if they are not known.
+            signals: the members' training signals by slot and name, each as a pair (mean over the generation, last
+                value); None if they are not known.
         """
         rows = []
         for m in record.members:
@@ -187,11 +190,16 @@ class Generation:
         scores = [m.fitness for m in record.members if math.isfinite(m.fitness)]
         best, mean = (max(scores), sum(scores) / len(scores)) if scores else (math.nan, math.nan)
         elite, elite_id = (record.champion.score, record.champion.id) if record.champion else (math.nan, -1)
-        return cls(record.generation, record.step, *steps, seconds, tuple(rows), best, mean, elite, elite_id)
+        env_steps, eval_steps = steps
+        return cls(
+            record.generation, record.step, env_steps, eval_steps, seconds, tuple(rows), best, mean, elite, elite_id,
+            record.curriculum,
+        )  # fmt: skip
 
     def metrics(self) -> dict[str, float]:
         """Return the population's finite numbers by the names that trackers show, such as `fitness/best`."""
         apart = any(row.steps is not None for row in self.members)
+        taught = {f"curriculum/{k}": v for k, v in (self.curriculum or {}).items() if isinstance(v, int | float)}
         named = {
             "fitness/best": self.best,
             "fitness/mean": self.mean,
@@ -203,6 +211,7 @@ class Generation:
             "steps/each_member": None if apart else self.step,
             "steps/evaluation": self.eval_steps,
             "time/generation_seconds": self.seconds or None,
+            **taught,
         }
         return _finite(named)
 

@@ -10,10 +10,10 @@ from evopipe.layout import LAST
 
 
 def read_signals(path: Path) -> dict[tuple[int, int], dict[str, tuple[float, float]]]:
-    """Read `reports/signals.csv`: the training signals by name, for each (generation, slot), each as (mean, last
-    value). A slot is a member's place in the population.
+    """Read `reports/signals.csv`: the training signals of each member in each generation.
 
-    Empty cells are left out.
+    Return the signals by name, for each (generation, slot). A slot is a member's place in the population. A signal is a
+    pair: its mean over the generation, and its last value in the generation. Empty cells are left out.
 
     Raises:
         DataError: the file is damaged.

@@ -142,7 +142,7 @@ class Seed(_Stored):
 
     @property
     def steps(self) -> int:
-        """The population's environment steps until the elite was chosen, of training and evaluation together."""
+        """The population's environment steps until the elite was chosen: training steps plus evaluation steps."""
         return self.training_steps + self.evaluation_steps
 
 
@@ -172,8 +172,9 @@ class Over:
 
 @dataclass(frozen=True)
 class ZooRow:
-    """A row of the zoo: an algorithm trained in one environment with several seeds, whose results are in the
-    repository.
+    """A row of the zoo: an algorithm that was trained in one environment with several seeds.
+
+    The results are in the repository, in the folder `zoo`.
 
     Attributes:
         name: the row's name, such as `ppo-cartpole`.
@@ -224,8 +225,8 @@ class ZooRow:
         return content_key({**kept, "algo": params.algo_config.model_dump(mode="json", exclude_defaults=True)})
 
     def seeds(self) -> dict[int, Seed]:
-        """Return all recorded results by seed, including results of parameters that the pipeline no longer has; empty
-        if nothing was recorded.
+        """Return all recorded results by seed; empty if nothing was recorded. Results of runs with former parameters of
+        the row's pipeline are included.
 
         Raises:
             DataError: the file of results is damaged.
@@ -235,7 +236,7 @@ class ZooRow:
         return dict(sorted(_parsed(_Results, read_json(self.file), self.file).seeds.items()))
 
     def trained(self) -> dict[int, Seed]:
-        """Return the recorded results by seed, without results of parameters that the pipeline no longer has.
+        """Return, by seed, the recorded results of runs with the parameters that the row's pipeline has now.
 
         Raises:
             DataError: the file of results is damaged.

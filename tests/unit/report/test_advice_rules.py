@@ -266,6 +266,40 @@ def test_groups_silent() -> None:
     assert not told("groups_silent", 1.0, {"completions/silent": [1.0, 1.0, 0.5, 0.5]})
 
 
+KL, ALIKE, GAMMA = "losses/approx_kl", "charts/updates_per_step", {"config": {"gamma": 0.9}}
+
+
+@pytest.mark.parametrize(
+    ("rule", "signals", "how", "says"),
+    [  # of three members the middle one counts, however far the third is
+        ("reward_scale", {RETURN: (1.0, 1.0, 1e9), LENGTH: 1.0}, {}, False),
+        ("reward_scale", {RETURN: (400.0, 400.0, 0.0), LENGTH: (1.0, 1.0, 1e9)}, {}, True),
+        ("values_too_large", {"losses/q_values": (1.0, 1.0, 1e9), RETURN: 1.0}, {}, False),
+        ("observations_unscaled", {"charts/observation_size": (1.0, 1.0, 1e9)}, {}, False),
+        ("support_too_narrow", {"losses/support_high": (0.4, 0.4, 1.0)}, {}, False),
+        ("entropy_gone", {"losses/entropy": {(1, 0): 2.0, (1, 1): 2.0, (1, 2): 1e9, (4, 0): 0.2}}, {}, False),
+        ("entropy_gone", {"losses/entropy": {(1, 0): 2.0, (4, 0): 0.05, (4, 1): 0.05, (4, 2): 50.0}}, {}, True),
+        ("entropy_gone", {"losses/entropy": 1.0, "losses/log_std": (-4.0, -4.0, 90.0)}, {}, True),
+        ("entropy_gone", {"losses/entropy": (0.01, 0.01, 9.0)}, {}, True),
+        ("steps_too_large", {KL: (0.1, 0.1, 9.0)}, {}, False),
+        ("units_idle", {"charts/dormant": (0.6, 0.6, 1.0)}, {}, False),
+        ("gradient_clipped", {"losses/grad_clipped": 1.0, "losses/grad_norm": (1.0, 1.0, 1e9)},
+        {"config": {"grad_clip": 0.5}}, False),
+        ("too_few_updates", {ALIKE: (0.01, 0.01, 9.0), "charts/epsilon": 0.1}, {}, True),
+        ("actions_are_noise", {"losses/log_std": (0.9, 0.9, 9.0)}, {}, False),
+        ("groups_silent", {"completions/silent": (1.0, 1.0, 0.0)}, {}, True),
+        ("discount_too_short", {LENGTH: (10.0, 10.0, 1e9)}, GAMMA, False),
+        ("discount_too_short", {LENGTH: (500.0, 500.0, 0.0)}, GAMMA, True),
+    ],
+)  # fmt: skip
+def test_the_middle_member_counts(rule: str, signals: Mapping[str, Any], how: Mapping[str, Any], says: bool) -> None:
+    found = {
+        name: {(g, slot): each[slot] for g in range(1, 5) for slot in range(3)} if isinstance(each, tuple) else each
+        for name, each in signals.items()
+    }
+    assert bool(told(rule, 1.0, found, members=3, **how)) == says
+
+
 def test_members_alike() -> None:
     apart = {(g, s): float(g) for g in range(1, 5) for s in range(3)}
     text = told("members_alike", apart, {RETURN: 5.0})

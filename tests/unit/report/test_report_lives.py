@@ -28,18 +28,27 @@ TORCH = {
 
 
 @pytest.fixture(scope="module")
-def halving(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A real run in which two of four live, and the rest waits."""
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real run in which two of four live, and the rest waits; neither evaluated nor exported."""
     from evopipe import algos
 
     folder = tmp_path_factory.mktemp("halving")
     config = algos.get("ppo").Config(**TORCH["algos.ppo"]).model_dump(mode="json")
     search = {"search.strategy": "halving", "search.halving": {"eta": 2, "rung": 200, "width": 2}}
     write_params(folder, {**TORCH, "algos.ppo": config, **search})
-    for stage in ("population", "train", "evaluate", "export"):
+    for stage in ("population", "train"):
         done = call(folder, "-q", stage)
         assert done.code == 0, done.err
     return folder
+
+
+@pytest.fixture(scope="module")
+def halving(trained: Path) -> Path:
+    """The same, complete."""
+    for stage in ("evaluate", "export"):
+        done = call(trained, "-q", stage)
+        assert done.code == 0, done.err
+    return trained
 
 
 @pytest.fixture(scope="module")
@@ -81,9 +90,7 @@ def test_who_waits_when_the_run_ends_says_so() -> None:
 
 def test_a_run_in_lockstep_has_none(tmp_path: Path) -> None:
     write_run(tmp_path, members=3, generations=3, episodes=2)
-    run = read.read(tmp_path)
-    assert run.lives == ()
-    assert 'id="turns"' not in compose(run, {}, "No film.")
+    assert read.read(tmp_path).lives == ()
 
 
 @pytest.mark.thorough
@@ -112,6 +119,7 @@ def test_members_of_a_search_that_lets_some_wait_are_drawn(halving: Path, page: 
     assert len(first) > 4, "trials began after the first ones"
 
 
+@pytest.mark.thorough
 def test_the_fuller_a_bar_the_fitter(halving: Path, page: tuple[str, dict[str, Plot]]) -> None:
     run, plot = read.read(halving), page[1]["turns.1000"]
     ends = {0: 0, **run.env_steps}
@@ -134,6 +142,7 @@ def _hex(patch: Any) -> str:
     return str(to_hex(patch.get_facecolor()))
 
 
+@pytest.mark.thorough
 def test_a_table_says_what_became_of_everyone(halving: Path, page: tuple[str, dict[str, Plot]]) -> None:
     text = page[0].partition('id="turns"')[2].partition("</section>")[0]
     run = read.read(halving)
@@ -147,7 +156,7 @@ def test_a_table_says_what_became_of_everyone(halving: Path, page: tuple[str, di
     assert "The population's mean went from" not in page[0]
 
 
-def test_a_waiting_members_line_leads_over_the_generations_that_it_waited(halving: Path) -> None:
+def test_a_waiting_members_line_leads_over_the_generations_that_it_waited() -> None:
     nodes = read._nodes(WAITED)
     assert {key: (node.parent, node.survived, node.steps) for key, node in nodes.items()} == {
         (1, 0): (None, False, 100), (2, 0): ((1, 0), True, 200), (3, 1): ((1, 0), False, 200),
@@ -156,20 +165,25 @@ def test_a_waiting_members_line_leads_over_the_generations_that_it_waited(halvin
     assert (nodes[3, 1].gain, nodes[3, 1].kind, nodes[4, 1].gain) == (4.0, "rl_hp", -1.0)
     assert (nodes[1, 0].began, nodes[4, 0].began) == ("first generation", "a new trial")
     assert "a new trial (a trial)" in nodes[4, 0].about
+
+
+@pytest.mark.thorough
+def test_a_members_parent_is_itself_or_whom_it_was_cloned_from_and_lived_before_it(halving: Path) -> None:
     real = read.read(halving).nodes
     assert all(real[node.parent].id == node.id for node in real.values() if node.parent is not None)
     assert all(real[node.parent].steps < node.steps for node in real.values() if node.parent is not None)
 
 
+@pytest.mark.thorough
 def test_the_figures_of_such_a_run_draw_on_a_phone_too(halving: Path) -> None:
     with draw.style():
         for width in (1000, 358):
             assert 'class="plot turns"' in figures.turns(read.read(halving), width, Markup("who lived when"))
 
 
-def test_seconds_are_of_the_populations_own_steps(halving: Path) -> None:
+def test_seconds_are_of_the_populations_own_steps(trained: Path) -> None:
     """A member's steps go back where another lives: the rows add up to what the population took."""
-    rows = [line.split(",") for line in (halving / "reports/timing.csv").read_text().splitlines()[1:]]
-    steps = json.loads((halving / "reports/train.json").read_text())["steps"]
+    rows = [line.split(",") for line in (trained / "reports/timing.csv").read_text().splitlines()[1:]]
+    steps = json.loads((trained / "reports/train.json").read_text())["steps"]
     assert sum(int(row[2]) for row in rows) == steps["training"]
     assert all(int(row[2]) > 0 for row in rows)

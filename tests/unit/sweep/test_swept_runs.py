@@ -179,6 +179,15 @@ def test_drawn_numbers_have_four_digits_and_stay_in_their_range() -> None:
 
 
 @pytest.mark.parametrize("sampler", ["random", "sobol"])
+def test_draws_are_of_the_seed_and_of_each_trials_number(sampler: Any) -> None:
+    samples = {"a": "loguniform(1e-4,1e-2)", "b": "integers(16,1024)"}
+    three, other = list(_drawn(samples, 3, sampler, 1)), list(_drawn(samples, 3, sampler, 2))
+    assert len({str(each) for each in three}) == 3
+    assert list(_drawn(samples, 2, sampler, 1)) == three[:2]
+    assert not [each for each in other if each in three]
+
+
+@pytest.mark.parametrize("sampler", ["random", "sobol"])
 def test_draws_are_spread_over_their_range_as_it_says(sampler: Any) -> None:
     """Powers of ten as often, whole numbers with both ends, each choice."""
     given = {"a": "loguniform(1e-4, 1)", "b": "integers(1, 4)", "c": "choice(x, [8, 8], null)", "d": "uniform(-2, 2)"}

@@ -288,8 +288,9 @@ def test_a_lock_and_its_reports_give_the_events_of_a_training(tmp_path: Path) ->
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
         lock += f"    - {{path: {name}, md5: {md5_of(tmp_path / name)}}}\n"
-    (one,) = locked(tmp_path, lock)
+    (one,) = locked(tmp_path, f"{lock}    - {{path: data/transitions.h5, md5: cafe}}\n")
     run = one.run(tmp_path / "copy")
+    assert run.transitions == "cafe", "what it may have learned from"
     assert not run.replace, "a commit's files may be older than those that a tracker holds"
     one.folder = tmp_path
     assert one.run(tmp_path / "workspace").replace

@@ -91,7 +91,7 @@ class ReasoningGym:
         `rows` has the dataset's row of each completion.
 
         Raises:
-            EnvironmentFailed: `reward_fn` failed for all completions of the first call.
+            EnvironmentFailed: `reward_fn` failed for all completions, and this method has not returned before.
         """
 
         def score(row: Mapping[str, Any], completion: str) -> float:

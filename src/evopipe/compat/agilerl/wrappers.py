@@ -99,7 +99,8 @@ class AgentWrapper:
         return gained
 
     def around(self, agent: Agent) -> Self:
-        """Return a copy of this wrapper, with its own attributes, around another agent."""
+        """Return a copy of this wrapper around another agent. The wrapper's other attributes are the same in the
+        copy."""
         found = type(self).__new__(type(self))
         found.__dict__.update(self.__dict__)
         found.__dict__["agent"] = agent

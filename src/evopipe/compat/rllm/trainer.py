@@ -55,9 +55,11 @@ class Trained:
 
     Attributes:
         policy: the policy of the best member, the elite; None if nothing was trained.
-        score: the elite's mean return over all tasks of the final evaluation.
-        evaluation: results of that evaluation by name (`mean`, `interval`, `pass@1`, `pass@k` …): in `elite` those of
-            the elite; in `base` those of the untrained base model, if that was scored first.
+        score: the elite's mean return over all tasks of the final evaluation; that of the untrained base model if
+            nothing was trained.
+        evaluation: the results of evaluation. `evaluation["elite"]` has those of the elite by name: `mean`, `interval`,
+            `pass@1`, `pass@k` …; it is missing if nothing was trained. `evaluation["base"]` has those of the untrained
+            base model; it is missing if the base model was not scored before training.
         curve: a row for each generation: generation, step, training and validation episodes, best, mean and elite
             score.
         measures: a mapping for each generation and member, with the figures of its training rounds.
@@ -284,8 +286,10 @@ class AgentTrainer:
             return self._train(Path(folder), quiet)
 
     def evaluate(self) -> dict[str, Any]:
-        """Score the untrained base model, or the first trained member in the folder `population.start`, on the test
-        tasks, or on the validation tasks if there are no test tasks.
+        """Score a model on the test tasks, or on the validation tasks if there are no test tasks.
+
+        The model is the first trained member in the folder `population.start` if this parameter is set, else the
+        untrained base model.
 
         Returns:
             Results by name: among others the `mean` return, its 95 % confidence `interval`, `pass@1` and `pass@k`.
@@ -294,8 +298,10 @@ class AgentTrainer:
             return self._reported(regime, member)
 
     def play(self, tasks: Any = None) -> list[dict[str, Any]]:
-        """Play tasks with the untrained base model, or the first trained member in the folder `population.start`, with
-        the settings of validations.
+        """Play tasks with a model, with the settings of validations.
+
+        The model is the first trained member in the folder `population.start` if this parameter is set, else the
+        untrained base model.
 
         Args:
             tasks: a `Dataset`, a list of mappings, or a file of tasks; None for the validation tasks.
@@ -314,8 +320,10 @@ class AgentTrainer:
         self, port: int = 0, ready: Callable[[Any], None] = lambda connection: None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> list[dict[str, Any]]:  # fmt: skip
-        """Serve the untrained base model, or the first trained member in the folder `population.start`, to clients of
-        OpenAI's API on loopback, until `stopped` returns True.
+        """Serve a model to clients of OpenAI's API on loopback, until `stopped` returns True.
+
+        The model is the first trained member in the folder `population.start` if this parameter is set, else the
+        untrained base model.
 
         Args:
             port: the port; 0 for any free port.

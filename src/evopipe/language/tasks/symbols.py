@@ -58,8 +58,11 @@ class Symbols(Schema):
 
     def rows(self, rng: np.random.Generator, n: int) -> list[dict[str, Any]]:
         """Make `n` rows of random prompts, drawn by the NumPy generator `rng`, without duplicates if there are enough
-        different ones. The pair `chosen` and `rejected` is missing in a row if every result that `worse` allows equals
-        the right answer."""
+        different ones.
+
+        The rejected answer of a preference pair is wrong, and the setting `worse` says how it is made. If every answer
+        that `worse` allows is right, the row has neither `chosen` nor `rejected`.
+        """
         rows: list[dict[str, Any]] = []
         seen: set[str] = set()
         for _ in range(n):

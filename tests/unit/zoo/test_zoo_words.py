@@ -1,0 +1,242 @@
+"""What `evopipe zoo` says of rows whose results are round, word by word, and at which scores it says it."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import operator
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import tiny
+from evopipe.errors import DataError, MissingInputError
+from evopipe.params.load import parse_params
+from evopipe.schema.write import dump_yaml
+from evopipe.zoo import row as zoo
+from evopipe.zoo import shown, verify
+from evopipe.zoo import train as training
+from evopipe.zoo.row import Curve, Entry, Over, Published, Seed
+from evopipe.zoo.verify import Compared, judge
+from tiny import write_params
+
+CURVE = Curve(env_steps=(10, 20), eval_steps=(1, 2), elite=(1.0, 2.0), seconds=(0.5, 0.25))
+
+
+def seed_of(mean: float, **others: Any) -> Seed:
+    values: dict[str, Any] = {
+        "mean": mean, "interval": (mean - 2, mean + 3), "std": 1.0, "iqm": mean + 0.5, "episodes": 100,
+        "training_steps": 4000,
+        "evaluation_steps": 250, "cpu_seconds": 90.0, "elite": "e1fe" * 16, "params": "p", "code": "c0de" * 8,
+        "revision": None,
+        "version": "0", "fingerprint": {"cpu": "x", "evopipe": "1"}, "curve": CURVE,
+    }  # fmt: skip
+    return Seed(**{**values, **others})
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows `first`, trained with three seeds and one of other parameters, and `second`, never trained."""
+    tmp_path = tmp_path_factory.mktemp("clone")
+    rows = {
+        "first": {"family": "classic", "tried": "more steps", "published": [
+            {"by": "Paper", "score": 8.0, "deviation": 1.5, "steps": 2000000}, {"by": "Zoo", "score": 9.5}]},
+        "second": {"family": "games", "published": [{"by": "Zoo", "score": 3.0}]},
+    }  # fmt: skip
+    (tmp_path / "zoo").mkdir()
+    told = {"sources": {"Paper": "https://example.org/a", "Zoo": "https://example.org/b"}, "rows": rows}
+    (tmp_path / "zoo/rows.yaml").write_text(dump_yaml(told))
+    for name in rows:
+        write_params(tmp_path / "pipelines" / name, {})
+    row = zoo.find("first", tmp_path)
+    seeds = {
+        4: seed_of(50.0, params="older"),
+        3: seed_of(9.0, cpu_seconds=30.0),
+        1: seed_of(10.0),
+        2: seed_of(11.0, training_steps=5500),
+    }
+    stored = {
+        str(n): each.model_dump(mode="json") | {"params": each.params if n == 4 else row.key}
+        for n, each in seeds.items()
+    }
+    row.file.write_text(json.dumps({"format": 1, "seeds": stored}))
+    return tmp_path
+
+
+@pytest.fixture
+def home(template: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(template, tmp_path / "clone"))
+
+
+def test_a_table_of_all_rows(home: Path) -> None:
+    # Three seeds: none is left out. The lowest resampled mean of 10,000 is 9, the highest 11; 2.5 % are more than 1/27.
+    lines = [[cell for cell in line.split("  ") if cell.strip()] for line in shown.table(home)]
+    assert [[cell.strip() for cell in line] for line in lines] == [
+        ["row", "seeds", "IQM", "95 % interval", "steps", "CPU", "published", "0.95 of it"],
+        ["first", "3", "10.0", "[9.0, 11.0]", "4,750", "1 min 10 s", "8.0 9.5", "no"],
+        ["second", "0", "3.0"],
+    ]
+
+
+def test_all_of_one_row(home: Path) -> None:
+    row = zoo.find("first", home)
+    head, stale, titles, *rest = shown.described(row, zoo.sources(home))
+    assert head == f"first: classic, parameters in {home}/pipelines/first/params.yaml"
+    assert stale == "of other parameters than the pipeline's: seeds 4; train them again"
+    assert titles.split() == ["seed", "mean", "95", "%", "interval", "episodes", "steps", "CPU", "elite", "code"]
+    assert [" ".join(line.split()) for line in rest] == [
+        "1 10.0 [8.0, 13.0] 100 4,250 1 min 30 s e1fee1fee1fe c0dec0dec0de",
+        "2 11.0 [9.0, 14.0] 100 5,750 1 min 30 s e1fee1fee1fe c0dec0dec0de",
+        "3 9.0 [7.0, 12.0] 100 4,250 30 s e1fee1fee1fe c0dec0dec0de",
+        "4 50.0 [48.0, 53.0] 100 4,250 1 min 30 s e1fee1fee1fe c0dec0dec0de",
+        "interquartile mean over 3 seeds: 10.0, 95 % interval [9.0, 11.0]",
+        "Paper: 8.0 ± 1.5 in 2,000,000 steps (https://example.org/a)",
+        "Zoo: 9.5 (https://example.org/b)",
+        "the interval's lower end does not reach 0.95 of what was published",
+        "tried: more steps",
+        "rebuild it: evopipe zoo verify first",
+    ]
+    assert [*shown.described(zoo.find("second", home), zoo.sources(home))] == [
+        f"second: games, parameters in {home}/pipelines/second/params.yaml", "Zoo: 3.0 (https://example.org/b)",
+        "rebuild it: evopipe zoo verify second",
+    ]  # fmt: skip
+
+
+def test_the_files_of_a_curve_have_its_columns() -> None:
+    from evopipe import layout
+
+    assert shown._file(CURVE, layout.FITNESS).decode().split() == ["env_steps,eval_steps,elite", "10,1,1.0", "20,2,2.0"]
+    assert shown._file(CURVE, layout.TIMING).decode().split() == ["seconds", "0.5", "0.25"]
+
+
+@pytest.mark.parametrize(
+    ("scores", "low", "reached"),
+    [((100.0,), 95.0, True), ((100.0,), 94.9, False), ((100.0, 50.0), 95.0, True), ((50.0, 100.0), 90.0, False),
+     ((-100.0,), -105.0, True), ((-100.0,), -105.1, False), ((), 1.0, None)],
+)  # fmt: skip
+def test_every_published_score_is_to_be_reached_by_the_lower_end(
+    scores: tuple[float, ...], low: float, reached: bool
+) -> None:
+    entry = Entry(family="x", published=tuple(Published(by="x", score=each) for each in scores))
+    assert entry.reached(Over(3, 200.0, (low, 300.0), 1.0, 1.0)) is reached
+    assert entry.reached(None) is None
+
+
+def test_the_archive_is_of_the_first_of_the_best_seeds_and_results_of_one_seed_are_replaced(home: Path) -> None:
+    row = zoo.find("second", home)
+    for seed, mean in ((1, 5.0), (2, 5.0), (3, 4.0)):
+        row.record(seed, seed_of(mean, params=row.key), str(seed).encode())
+    assert row.archive.read_bytes() == b"1", "a seed that is as good replaces nothing"
+    row.record(1, seed_of(6.0, params=row.key), b"again")
+    assert row.archive.read_bytes() == b"again"
+    assert {seed: each.mean for seed, each in row.trained().items()} == {1: 6.0, 2: 5.0, 3: 4.0}
+    row.record(4, seed_of(6.5, params=row.key), b"best")
+    assert row.archive.read_bytes() == b"best"
+
+
+def test_results_are_of_all_parameters_that_a_score_depends_on() -> None:
+    data = tiny.params()
+
+    def key(name: str, value: Any) -> str:
+        other = copy.deepcopy(data)
+        *blocks, last = name.split(".")
+        functools.reduce(operator.getitem, blocks, other)[last] = value
+        row = zoo.ZooRow("x", Entry(family="x"), Path())
+        row.__dict__["params"] = parse_params(other)
+        return row.key
+
+    own = key("seed", 1)
+    others = {"evaluate.episodes": 7, "population.size": 5, "env.num_envs": 3, "evolution.tournament.size": 3,
+              "train.max_steps": 900, "algos.dqn.lr": 0.01, "fetch.collect.episodes": 9}  # fmt: skip
+    assert len({own, *(key(name, value) for name, value in others.items())}) == 1 + len(others)
+    for name, value in {"seed": 9, "algos.ppo": {"lr": 0.5}, "export.film": False, "runtime.learners": 1,
+                        "tracking.backends": ["mlflow"]}.items():  # fmt: skip
+        assert key(name, value) == own
+
+
+# --- verify -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_seed_that_was_trained_again_is_compared_in_a_line() -> None:
+    there = seed_of(5.0)
+    assert Compared(7, there, seed_of(6.0)).line() == "seed 7: elite e1fee1fee1fe, as recorded: the same bits"
+    other = seed_of(6.0, elite="ab12" * 16)
+    assert Compared(7, there, other).line() == (
+        "seed 7: elite ab12ab12ab12, recorded e1fee1fee1fe, of the same code and a like machine; "
+        "score 6.0 [4.0, 9.0], recorded 5.0 [3.0, 8.0]"
+    )
+    far = seed_of(6.0, elite="ab12" * 16, code="new", fingerprint={"torch": "3", "cpu": "x", "evopipe": "2"})
+    assert Compared(7, there, far).others == ["code", "torch"], "evopipe's version is no reason"
+    assert "recorded e1fee1fee1fe, which differ in code, torch; " in Compared(7, there, far).line()
+
+
+@pytest.mark.parametrize(
+    ("mean", "interval", "fits"),
+    [(120.0, (101.0, 130.0), False), (120.0, (100.0, 130.0), True), (110.0, (105.0, 115.0), True), (110.1, (105.0,
+    115.0), False),
+     (80.0, (70.0, 89.0), False), (80.0, (70.0, 90.0), True), (90.0, (85.0, 89.0), True), (89.9, (85.0, 89.0), False)],
+)  # fmt: skip
+def test_scores_agree_where_intervals_meet_or_means_differ_by_a_tenth(
+    mean: float, interval: tuple[float, float], fits: bool
+) -> None:
+    there = seed_of(100.0, interval=(90.0, 100.0))
+    here = seed_of(mean, interval=interval, elite="other", code="new")
+    if fits:
+        assert judge("row", [Compared(1, there, here)], {1: there}).startswith(
+            "row: reproduced by its score, not to the bit (code differ): "
+        )
+    else:
+        with pytest.raises(DataError, match=r"other bits were to be expected \(code\), not that"):
+            judge("row", [Compared(1, there, here)], {1: there})
+
+
+def test_several_seeds_are_judged_by_the_mean_of_their_middle_half() -> None:
+    recorded = {seed: seed_of(mean) for seed, mean in enumerate((0.0, 8.0, 12.0, 100.0))}
+    here = [seed_of(mean, elite="other", code="new") for mean in (9.0, 9.0)]
+    said = judge("row", [Compared(seed, recorded[seed], each) for seed, each in enumerate(here)], recorded)
+    assert "differ): 9.0 [9.0, 9.0] here, 10.0 [" in said
+    one = Compared(0, recorded[0], recorded[0])
+    bits = Compared(1, recorded[1], seed_of(8.0, elite="other"))
+    with pytest.raises(DataError, match="row: not reproduced: seed 1 has other bits, though"):
+        judge("row", [one, bits], recorded)
+
+
+def test_the_best_recorded_seed_is_trained_again_unless_others_are_named(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row, asked, said = zoo.find("first", home), [], list[str]()
+    monkeypatch.setattr(verify, "run", lambda row, seeds, top, jobs, warn: asked.append([*seeds]) or [
+        SimpleNamespace(setting=SimpleNamespace(params=SimpleNamespace(seed=seed))) for seed
+        in reversed(seeds)])  # fmt: skip
+    monkeypatch.setattr(verify, "result", lambda row, ended: (row.trained()[ended.setting.params.seed], b""))
+    row.file.write_text(row.file.read_text().replace('"iqm": 9.5', '"iqm": 99.0'))
+    for seeds in (None, [3, 1]):
+        verify.verify(row, seeds, 1, said.append, said.append, said.append)
+    assert asked == [[2], [3, 1]]
+    same = "elite e1fee1fee1fe, as recorded: the same bits"
+    assert said == [
+        "first: seed 2 anew", f"seed 2: {same}", "first: reproduced to the bit",
+        "first: seed 3, 1 anew", f"seed 3: {same}", f"seed 1: {same}", "first: reproduced to the bit",
+    ]  # fmt: skip
+    with pytest.raises(MissingInputError, match="first was not trained with seed 4: it has 1, 2, 3"):
+        verify.verify(row, [1, 4], 1, said.append, said.append, said.append)
+    with pytest.raises(MissingInputError, match="second has no results of its parameters: `evopipe zoo train second`"):
+        verify.verify(zoo.find("second", home), None, 1, said.append, said.append, said.append)
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_runs_curve_is_of_its_reports(tmp_path: Path) -> None:
+    (tmp_path / "reports").mkdir()
+    (tmp_path / "reports/fitness.csv").write_text(
+        "generation,step,env_steps,eval_steps,best,mean,elite\n1,5,10,1,9,8,7.5\n2,10,20,3,9,8,8.5\n"
+    )
+    (tmp_path / "reports/timing.csv").write_text("generation,seconds,env_steps,eval_steps\n1,0.5,99,98\n2,0.25,97,96\n")
+    assert training._curve(tmp_path) == Curve(
+        env_steps=(10, 20), eval_steps=(1, 3), elite=(7.5, 8.5), seconds=(0.5, 0.25)
+    )
