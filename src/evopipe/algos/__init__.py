@@ -288,6 +288,8 @@ def misfit(name: str, cfg: Any, spaces: Spaces) -> tuple[str, str] | None:
         able = [f"train.algo: {other}" for other in working() if get(other).RECURRENT and get(other).TEAM == algo.TEAM]
         remedy = "take mlp, simba or resnet" + (f", or {' or '.join(able)}" if able else "")
         return "network.encoder_kind", f"{name} keeps no memory between steps; {remedy}"
+    if cfg.network.encoder_kind != "mlp" and any(widths.renorm for widths in algo.networks(cfg, spaces).values()):
+        return "network.encoder_kind", f"{name} renormalises what plain layers of its critics read; take mlp"
     if not cfg.network.head and any(widths.joins for widths in algo.networks(cfg, spaces).values()):
         return "network.head", (
             "with share_encoder the critics read the action behind the encoder, and need a hidden layer there; give at "
@@ -303,6 +305,8 @@ def _misfit_of_a_module(name: str, cfg: Any, spaces: Spaces) -> tuple[str, str] 
         return "network.module", f"{name} holds a network for each group of a team, and serves evopipe's own alone"
     if any(each.metadata.get("kind") == "scales" for each in fields(algo.State)):
         return "network.module", f"{name} puts noise on single layers, and serves evopipe's own alone"
+    if any(widths.renorm for widths in algo.networks(cfg, spaces).values()):
+        return "network.module", f"{name} renormalises what single layers read, and serves evopipe's own alone"
     if any(widths.role != "whole" for widths in algo.networks(cfg, spaces).values()):
         return "share_encoder", "a module of one's own is not cut into encoder and heads; set it to false"
     return None

@@ -102,7 +102,7 @@ def best(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None) -> Tensor:
     return likeliest(output(cfg, state, obs), legal, cfg.spaces.continuous)
 
 
-def action_value(critic: Net, x: Tensor, action: Tensor) -> Tensor:
+def action_value(critic: Net, x: Tensor, action: Tensor, views: Any = None) -> Tensor:
     """Return the critic's values Q(s, a) `[P, B]` for B transitions of P members; `[P, K, B]` if each member has K
     critics.
 
@@ -110,10 +110,11 @@ def action_value(critic: Net, x: Tensor, action: Tensor) -> Tensor:
         critic: the critics.
         x: what the critics read: the observations; with a shared encoder, its features.
         action: `[P, B, A]`, the actions.
+        views: parameter tensors to use instead of the critic's own, see `core.net.forward`; None for its own.
     """
     # A head's own inputs stand before the latent, so that members' latents may differ.
     inputs = (action, x) if critic.structure.widths.role == "head" else (x, action)
-    return forward(critic, torch.cat(inputs, dim=-1)).squeeze(-1)
+    return forward(critic, torch.cat(inputs, dim=-1), views).squeeze(-1)
 
 
 def chances(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None, memory: Tensor) -> Distribution:

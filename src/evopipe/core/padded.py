@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from evopipe.core import lstm
+from evopipe.core import lstm, renorm
 from evopipe.core.layers import NOT_ZERO_AT_ZERO, activate, layer_norm
 from evopipe.core.layout import Block
 from evopipe.core.net import Net
@@ -89,6 +89,7 @@ class Views(NamedTuple):
     back: Tensor | None
     back_bias: Tensor | None
     recurrent: Tensor | None
+    norm: Tensor | renorm.Minibatch | None
 
 
 class Padded:
@@ -106,9 +107,10 @@ class Padded:
     def __init__(self, archs: Sequence[Arch], widths: Widths, device: torch.device) -> None:
         if any(arch.stem != archs[0].stem for arch in archs):
             raise ValueError("members with unlike convolutions cannot share a structure")
+        shared = widest(archs).of(widths)  # rounded up before, so that equal signatures pad to equal widths
+        archs, widths = [arch.of(widths) for arch in archs], widths._replace(widen=1)
         self.archs, self.widths, self.device, self.copies = tuple(archs), widths, device, 1
         self.runs = _runs([arch.activation for arch in archs])
-        shared = widest(archs)
         rooms, own = list(shared.layers.items()), shared.own(widths)
         columns = [[arch.layers.get(name) for arch in archs] for name, _ in rooms]
         self.masks = [self._mask(column, room.width) for column, (_, room) in zip(columns, rooms, strict=True)]
@@ -136,6 +138,7 @@ class Padded:
         self.index = [self._scatter_index(arch) for arch in archs]
         self.plans: dict[tuple[int, int], dense.LayerPlan] = {}  # of its dense layers, by what they read
         self.served: dict[tuple[int, int], tuple[Views, Views]] = {}  # first and last layers known to be in place
+        self._own_inputs: list[Tensor | None] | None = None
 
     def _mask(self, column: Sequence[Block | None], width: int) -> Tensor | None:
         """`[P, 1, H]`: 1 on own units; None where every row fills the layer."""
@@ -191,6 +194,15 @@ class Padded:
         counted = torch.tensor([*present, [True] * len(self.archs)]).cumsum(dim=0)
         return (counted - 1).clamp(min=0).to(self.device)
 
+    def own_inputs(self) -> list[Tensor | None]:
+        """Return for each layer, convolutions and output layer included, which of its padded inputs each row has: 1 or
+        0, `[P, 1, inputs]`. The result is None for a layer whose inputs are not renormalised."""
+        if self._own_inputs is None:
+            own = self.pack([torch.ones(len(index)) for index in self.index])
+            norms = [layer.norm for layer in self.layout.every]
+            self._own_inputs = [norm and own[:, None, norm.start : norm.start + norm.columns] for norm in norms]
+        return self._own_inputs
+
     def repeat(self, times: int) -> Padded:
         return self._of(
             [i for i in range(len(self.archs)) for _ in range(times)], lambda x: x.repeat_interleave(times, dim=0)
@@ -204,7 +216,7 @@ class Padded:
         """Return the structure of these rows, of the same padded widths; `pick` chooses them from a tensor `[P, …]`."""
         part = copy(self)
         part.archs, part.index = tuple(self.archs[i] for i in rows), [self.index[i] for i in rows]
-        part.plans, part.served = {}, {}
+        part.plans, part.served, part._own_inputs = {}, {}, None
         part.runs = _runs([arch.activation for arch in part.archs])
         part.masks, part.mask_after = (
             [None if mask is None else pick(mask) for mask in masks] for masks in (self.masks, self.mask_after)
@@ -257,11 +269,11 @@ class Padded:
     def _dense(self, layers: Sequence[Views], x: Tensor) -> Tensor:
         """Plain hidden layers, behind residual or recurrent ones, and the output layer where there is one."""
         first, end = self.residual + self.recurrent, len(self.masks)
-        native = dense.run(self, first, layers[first:], x)
+        native = None if self.widths.renorm else dense.run(self, first, layers[first:], x)
         if native is not None:
             return native
         for i, layer in enumerate(layers[first:end], first):
-            f = torch.baddbmm(layer.bias, x, layer.weight)  # [P, B, H]
+            f = torch.baddbmm(layer.bias, renorm.read(x, layer.norm), layer.weight)  # [P, B, H]
             if layer.gain is not None and layer.shift is not None:
                 f = layer_norm(f, layer.gain, layer.shift, self.masks[i])
             f = activate(f, self.runs)
@@ -272,6 +284,7 @@ class Padded:
             return x
         # A member's outputs begin a cache line: from elsewhere a product has other last bits on some processors.
         rows, last = x.shape[1], layers[end]
+        x = renorm.read(x, last.norm)
         spare = 0 if torch.compiler.is_compiling() else -rows % (LINE // math.gcd(last.weight.shape[-1], LINE))
         if spare:
             x = torch.nn.functional.pad(x, (0, 0, 0, spare))

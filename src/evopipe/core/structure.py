@@ -29,6 +29,9 @@ class Widths(NamedTuple):
         gain: the scale of the initial weights of the output layer.
         biases: how the biases of hidden layers are initialised: `uniform` draws, `zeros`, or `auto`, which chooses one
             of the two by the activation.
+        widen: how many times as wide the hidden layers are as the member's architecture says.
+        renorm: whether every dense layer reads its inputs normalised by batch renormalisation (`core.renorm`), in place
+            of the architecture's layer normalisation.
     """
 
     inputs: int
@@ -37,6 +40,8 @@ class Widths(NamedTuple):
     copies: int = 1
     gain: float = 0.1
     biases: Literal["uniform", "zeros", "auto"] = "uniform"
+    widen: int = 1
+    renorm: bool = False
 
     @property
     def joins(self) -> bool:
