@@ -1,4 +1,4 @@
-"""The states of MinAtar's games as the C code keeps them, made from the package's objects, and states drawn at random."""
+"""The states of MinAtar's games as C keeps them, made of the package's objects, and states drawn at random."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ State = list[npt.NDArray[np.uint8]]
 
 
 class Drawn:
-    """Numbers in [0, 1) in place of the package's generator: what the C code draws, its twin draws too, in its order."""
+    """Numbers in [0, 1) in place of the package's generator: what C draws, its twin draws too, in this order."""
 
     def __init__(self, numbers: list[float]) -> None:
         self.numbers = iter(numbers)
@@ -70,7 +70,11 @@ def space_invaders(game: Any) -> State:
 
 
 def anywhere_in_space_invaders(game: Any, draw: Draw) -> None:
-    game.pos, game.shot_timer, game.alien_dir = int(draw.integers(SIDE)), int(draw.integers(6)), int(draw.choice([-1, 1]))
+    game.pos, game.shot_timer, game.alien_dir = (
+        int(draw.integers(SIDE)),
+        int(draw.integers(6)),
+        int(draw.choice([-1, 1])),
+    )
     game.enemy_move_interval, game.alien_move_timer = int(draw.integers(6, 13)), int(draw.integers(13))
     game.alien_shot_timer = int(draw.integers(11))
     few = draw.choice([0.005, 0.1, 0.5])
@@ -98,7 +102,7 @@ def anywhere_in_asterix(game: Any, draw: Draw) -> None:
 
 
 def seaquest(game: Any) -> State:
-    """The package's lists hold [x, y, to the right, and where it has them: steps until it moves, and until it fires]."""
+    """The package's lists hold [x, y, to the right], and of those that have them steps until a move and a shot."""
     side, pace, level = 2 * game.sub_or - 1, game.move_speed, game.ramp_index
     sub = game.sub_x, game.sub_y, side, game.oxygen, game.diver_count, game.surface, game.shot_timer
     packed = [whole(*sub, game.e_spawn_speed, game.e_spawn_timer, game.d_spawn_timer, pace, level)]
@@ -118,7 +122,7 @@ def anywhere_in_seaquest(game: Any, draw: Draw) -> None:
 
     game.sub_or = bool(draw.integers(2))
     game.sub_x, game.sub_y = int(draw.integers(SIDE - 1)) + game.sub_or, int(draw.choice([0, 1, 5, 8]))
-    game.oxygen, game.diver_count = int(draw.choice([0, 1, 110, 200])), int(draw.integers(7))
+    game.oxygen, game.diver_count = int(draw.choice([0, 1, 110, 200])), int(draw.integers(-1, 7))
     game.surface, game.shot_timer = bool(game.sub_y == 0 and draw.integers(2)), int(draw.integers(6))
     game.e_spawn_speed, game.move_speed = int(draw.integers(1, 21)), int(draw.integers(2, 6))
     game.e_spawn_timer, game.d_spawn_timer = draw.integers(2, size=2).tolist()

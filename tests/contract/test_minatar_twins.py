@@ -24,6 +24,7 @@ CPU, ROWS = torch.device("cpu"), 10
 STEPS = [pytest.param(200, id="2e2"), pytest.param(100_000, marks=pytest.mark.slow, id="1e5")]
 IDS = [f"MinAtar/{name}-{version}" for name in GAMES for version in ("v1", "v0")]
 SOME = [pytest.param(name, marks=() if name.endswith("v1") else pytest.mark.thorough) for name in IDS]
+LOOKED_AT = {"Asterix": 35, "Breakout": 4, "Freeway": 35, "Seaquest": 35, "SpaceInvaders": 35}  # after so many steps
 OTHER: list[dict[str, Any]] = [{"sticky_action_prob": 0.5}, {"difficulty_ramping": False}]
 
 
@@ -106,3 +107,35 @@ def test_a_step_is_the_packages(env_id: str, steps: int) -> None:
 @pytest.mark.parametrize("env_id", [name for name in IDS if name.endswith("v1")])
 def test_so_is_one_with_other_arguments(env_id: str, kwargs: dict[str, Any]) -> None:
     play(env_id, kwargs, 2_000)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("game", [*LOOKED_AT])
+def test_draws_come_as_often(game: str) -> None:
+    """By what running episodes show after some steps, of the same actions in all: each pixel as often as the package's,
+    and as many episodes that run."""
+    cfg = EnvConfig.model_validate({"id": f"MinAtar/{game}-v1", "backend": "c"})
+    rows, episodes = 10_000, 500
+    pool, env = CompiledPool(cfg, rows, CPU), make_env(cfg.on_gymnasium).unwrapped
+    choices = [1, 3, 4] if game == "Seaquest" else [*range(pool.spaces.actions)]  # up without a diver is the end
+    actions = np.random.default_rng(3).choice(choices, size=LOOKED_AT[game]).tolist()
+    pool.reset(np.arange(rows), np.arange(rows))
+    running = torch.ones(rows, dtype=torch.bool)
+    for action in actions:
+        running &= ~pool.step(torch.full((rows,), action)).terminated
+    env.reset(seed=1)
+    seen = []
+    for _ in range(episodes):
+        env.reset()
+        env.game.last_action = 0  # type: ignore[attr-defined]
+        steps = [env.step(action) for action in actions]
+        if not any(step[2] for step in steps):
+            seen.append(pool.observations.row(steps[-1][0]))
+    own, theirs = pool.obs[running].numpy(), np.array(seen)
+    assert len(theirs) > 100
+    for mine, other, n, m in (
+        (own.mean(0), theirs.mean(0), len(own), len(theirs)),
+        (np.array(len(own) / rows), np.array(len(theirs) / episodes), rows, episodes),
+    ):
+        p = (n * mine + m * other) / (n + m)
+        assert (np.abs(mine - other) <= 4.5 * np.sqrt(p * (1 - p) * (1 / n + 1 / m)) + 1e-9).all()

@@ -164,8 +164,8 @@ class EnvConfig(Schema):
         description="which implementation training steps: `sync`, Gymnasium's; `envpool`, envpool's own build of the "
         "same environments (an extra), faster and not equal in every bit; `torch`, evopipe's own classic control and "
         "four of mpe2's teams as tensors, which have the same physics and draw other initial states; `c`, classic "
-        "control and grid worlds in C, fastest on the CPU, which draw other initial states too; or another package's "
-        "(entry points `evopipe.backends`)",
+        "control, grid worlds and MinAtar's games in C, fastest on the CPU, which draw other initial states too; or "
+        "another package's (entry points `evopipe.backends`)",
     )
     source: str | None = Field(
         None, min_length=1, description="an environment of your own in C, `env.backend: c`: the file; null: none"

@@ -17,7 +17,9 @@ from evopipe.errors import DataError, ParamsError
 from evopipe.schema.blocks import EnvConfig
 
 CPU = torch.device("cpu")
-_MINATAR = pytest.mark.skipif(find_spec("minatar") is None, reason="an extra of its own: pip install 'evopipe[minatar]'")
+_MINATAR = pytest.mark.skipif(
+    find_spec("minatar") is None, reason="an extra of its own: pip install 'evopipe[minatar]'"
+)
 _GAMES = [
     f"MinAtar/{game}-{version}"
     for game in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")
