@@ -122,7 +122,7 @@ def push(
     private: Annotated[bool, typer.Option("--private", help="Make a repository that is new private.")] = False,
     film: Annotated[bool, typer.Option("--film/--no-film", help="Film the elite.")] = True,
 ) -> None:
-    """Push an elite to the Hugging Face hub, with its card, film, lineage and parameters."""
+    """Push an elite (the best member) to the Hugging Face hub, with its card, film, lineage and parameters."""
     from evopipe import hub
     from evopipe.stages.tell import warn
 
@@ -135,7 +135,8 @@ def pull(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to: a folder that is not there yet.")],
     revision: Annotated[str | None, typer.Option(metavar="REV", help="A branch, a tag or a commit.")] = None,
 ) -> None:
-    """Fetch an elite from the Hugging Face hub. The folder is made only after every file was checked."""
+    """Fetch an elite (the best member) from the Hugging Face hub. The folder is made only after every file was
+    checked."""
     from evopipe import hub
     from evopipe.stages.tell import warn
 

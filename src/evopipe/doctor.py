@@ -51,7 +51,7 @@ def facts_of_events(
     """Return the facts about a training that the report's rules of advice need, taken from the events of its log.
 
     `params` has the layout of `params.yaml`; `interval` is the confidence interval of the held-out score of the run's
-    champion, the elite, if known.
+    best member, None if it is not known.
     """
     # A run that was killed repeats what came after its last checkpoint, to the same bits.
     told = {event.generation: event for event in events if isinstance(event, Generation)}

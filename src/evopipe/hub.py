@@ -47,7 +47,7 @@ def push(folder: Path, repo: str, dry_run: Path | None, private: bool, filmed: b
         repo: the repository's name, `USER/NAME`; it is made if necessary.
         dry_run: a folder to which the files are written in place of the repository, so that nothing leaves this
             machine; None to push.
-        private: whether the repository is private if it is made.
+        private: whether a repository that is made is private.
         filmed: whether to add a film of one episode of the elite.
         tell: a function that is called with a sentence that says what was done.
         warn: a function that is called with a sentence for each file that is left out, which says why.
@@ -117,8 +117,8 @@ def pull(repo: str, folder: Path, revision: str | None, tell: _Tell, warn: _Tell
 
 
 def assemble(folder: Path, repo: str, filmed: bool, warn: _Tell) -> dict[str, bytes]:
-    """Return the files to push by name: the exported policy, its model card, and the run's parameters, lineage and film
-    if they can be made.
+    """Return the files to push by name: the exported policy, its model card, and, if they can be made, the run's
+    parameters, its lineage (the members of all generations), and a film.
 
     Args:
         folder: the folder of an exported policy, or the folder of its run.
@@ -127,7 +127,7 @@ def assemble(folder: Path, repo: str, filmed: bool, warn: _Tell) -> dict[str, by
         warn: a function that is called with a sentence for each file that is left out.
 
     Raises:
-        MissingInputError, DataError: the folder holds no elite, or a damaged one.
+        MissingInputError, DataError: the folder holds no exported policy, or a damaged one.
     """
     elite = folder if (folder / POLICY).exists() else folder / layout.ELITE
     if not (elite / POLICY).is_file():

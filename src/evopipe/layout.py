@@ -42,8 +42,8 @@ class Files(NamedTuple):
     """The inputs and outputs of one stage. A `Stage` has two such objects: one for runs in environments, one for runs
     of language models.
 
-    `params` are the parameters that the stage depends on, `reads` the outs of earlier stages that it reads, and
-    `writes` its own outs, the most important first. Outs are DVC's: files or folders.
+    `params` are the parameters that the stage depends on, `reads` the files and folders of earlier stages that it
+    reads, and `writes` those that it writes, the most important first.
     """
 
     params: tuple[str, ...]
@@ -59,7 +59,8 @@ class Stage(NamedTuple):
         help: the stage's purpose, in a few words.
         env: the stage's inputs and outputs, for members that act in environments.
         text: the stage's inputs and outputs, for members that are language models.
-        code: parts of the package that the stage computes with, beside its module and `CODE`, the parts of all stages.
+        code: parts of the package that the stage computes with, in addition to its module and to `CODE`, the parts that
+            all stages use.
         dataset: whether the stage makes the dataset. Runs that learn only from their own steps skip the stage.
         light: whether the stage can run without torch; its command then imports torch only when needed.
     """
@@ -74,14 +75,15 @@ class Stage(NamedTuple):
 
     @property
     def described(self) -> str:
-        """A sentence with the stage's purpose and the path of its most important out."""
+        """A sentence with the stage's purpose and the path of its most important output."""
         return f"{self.help}: {self.env.writes[0]}."
 
     @property
     def sources(self) -> list[str]:
         """Paths, relative to the package, of the code that the stage computes with.
 
-        A change of any other code cannot change the stage's outs. DVC tracks these paths as the stage's dependencies.
+        A change of any other code cannot change the stage's output files. DVC tracks these paths as the stage's
+        dependencies.
         """
         found = {*CODE, *self.code, f"stages/{self.name}.py"}
         return sorted(path for path in found if path.partition("/")[0] == path or path.partition("/")[0] not in found)
@@ -176,10 +178,10 @@ STATE = ".evopipe"
 
 
 def need(folder: Path, out: Path) -> Path:
-    """Return the path of the out `out` of an earlier stage, in a run's folder.
+    """Return the path, in a run's folder, of the file or folder `out` that an earlier stage writes.
 
     Raises:
-        MissingInputError: the out does not exist; the message names the command that writes it.
+        MissingInputError: it does not exist; the message names the command that writes it.
     """
     path, stage = folder / out, WRITER[out]
     if not path.exists():

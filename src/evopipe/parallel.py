@@ -1,4 +1,4 @@
-"""Helper processes: forked from this one, with shared memory, and started by a wake-up.
+"""Helper processes, which are forked from this process, share memory with it, and are woken when there is work.
 
 A helper has everything that this process had when it was forked; what changes later is in `shared_memory`. Workers that
 step environments are helpers, and so are learners. See `docs/decisions/0014-one-process-layer.md`.

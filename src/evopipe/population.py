@@ -168,8 +168,8 @@ class Population:
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write `models/trained` and `reports/` into a folder, as `evopipe train` does.
 
-        The elite is stored as the last member, after all others. `evopipe.load(folder / "models/trained", member=0)`
-        loads a policy. Another run can start from the members with `population.start`.
+        The elite (the best member) is stored as the last member, after all others. `evopipe.load(folder /
+        "models/trained", member=0)` loads a policy. Another run can start from the members with `population.start`.
 
         Raises:
             UsageError: no generation has ended.

@@ -46,7 +46,7 @@ _NOT_FOLLOWED = {
 def inside(folder: Path) -> Iterator[None]:
     """Change the working folder to a run's folder inside a `with` block.
 
-    `folder` may also be the folder of a run's exported elite, and then means the folder of that run.
+    `folder` may also be the folder of a run's exported elite (the best member), and then means the folder of that run.
 
     Raises:
         UsageError: the folder does not exist.
@@ -60,7 +60,8 @@ def inside(folder: Path) -> Iterator[None]:
 
 
 def run(params: AnyParams, seeds: int, quiet: bool = False) -> None:
-    """Train one member from scratch with the elite's hyper-parameter schedule, once for each of several other seeds.
+    """Train one member from scratch with the hyper-parameter schedule of the elite (the run's best member), once for
+    each of several other seeds.
 
     The seeds are the `seeds` numbers that follow the run's own seed. Each trained member is scored as the elite was.
     The results go to `reports/replay.json`. Finished trainings are kept, so that a stopped command continues where it

@@ -164,7 +164,7 @@ class Stream:
     Equal calls return equal numbers; the method `part` returns a source of other numbers.
 
     Attributes:
-        keys: `[P]` int64, the members' random keys.
+        keys: `[P]` int64, the random keys of P members.
         purpose: the purpose of the draws.
         step: `[1]` int64, the number of the step.
     """
@@ -174,16 +174,17 @@ class Stream:
     step: torch.Tensor  # [1] int64, when
 
     def uniform(self, n: int) -> torch.Tensor:
-        """Return float64 numbers in [0, 1), `[P, n]`, n for each member."""
+        """Return float64 numbers in [0, 1), n for each of the P members, `[P, n]`."""
         return uniform(self.keys, self.purpose, self.step, n).squeeze(1)
 
     def normal(self, n: int) -> torch.Tensor:
-        """Return standard normal float32 numbers `[P, n]`, n for each member, at most 8.6 in absolute value."""
+        """Return standard normal float32 numbers, n for each of the P members, `[P, n]`, at most 8.6 in absolute
+        value."""
         return normal(self.keys, self.purpose, self.step, n).squeeze(1)
 
     def normal_window(self, steps: int, n: int) -> torch.Tensor:
-        """Return the results of `normal(n)` at this step and the `steps - 1` steps before it, latest first: `[P, steps,
-        n]`."""
+        """Return the results of `normal(n)` at this step and the `steps - 1` steps before it, latest first, for P
+        members: `[P, steps, n]`."""
         back = self.step - torch.arange(steps, device=self.step.device)
         return normal(self.keys, self.purpose, back, n)
 
@@ -217,7 +218,8 @@ def _normal(u: torch.Tensor) -> torch.Tensor:
 
 
 def member_keys(seed: int, slots: Any) -> np.ndarray:
-    """Return the random keys `[P]` int64 of the given slots (places in the population), for the population's seed."""
+    """Return the random keys of P members, given by their `slots` (places in the population), for the population's
+    seed: `[P]` int64."""
     slots = np.asarray(slots, dtype=np.int64)
     base = _mix(np.full_like(slots, _signed(seed * _INIT + int(Purpose.MEMBER))))
     keys: np.ndarray = _mix(base + (slots + 1) * _GOLDEN)

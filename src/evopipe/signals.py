@@ -1,4 +1,4 @@
-"""Signals: a run stops at a good moment, and no process outlives the one that it works for."""
+"""Signals of the operating system: a run that is to stop saves its state first, and no process outlives its parent."""
 
 from __future__ import annotations
 

@@ -170,6 +170,7 @@ were truncated with it; all others are zeros."""
 @dataclass(frozen=True, slots=True)
 class Batch:
     """A minibatch of B transitions for each of P members, each transition over one environment step or over n steps.
+    Observations have O numbers; A counts discrete actions, or the numbers of a continuous action.
 
     For a team of K agents, every tensor except `weight` has an axis `K` after `B`. Each agent's reward and discount
     count the agent's own steps, until the agent terminates or is truncated.
@@ -181,11 +182,11 @@ class Batch:
         discount: `[P, B]` float32, the factor γⁿ of the value of `next_obs`; 0 if the episode terminated in these
             steps.
         next_obs: `[P, B, O]` float32, the true observations after the last step.
-        next_legal: `[P, B, A]` bool, the legal actions in `next_obs`; None if all actions are always legal.
+        next_legal: `[P, B, A]` bool, whether each action is legal in `next_obs`; None if all actions are always legal.
         weight: `[P, B]` float32, the weight of each transition in the loss. With uniform sampling, the b transitions of
             a member with batch size b ≤ B have weight 1 / b, the others 0.
-        legal: `[P, B, A]` bool, the legal actions in `obs`; None if all actions are always legal, or if the loss does
-            not read these.
+        legal: `[P, B, A]` bool, whether each action is legal in `obs`; None if all actions are always legal, or if the
+            loss does not read these.
         alive: for a team, `[P, B, K]` float32, 1 if the agent acted in `obs`, 0 if it was absent.
         learns: for a team, `[P, B, K]` float32, 1 if the agent learns from this transition, 0 if only other agents
             learn from it.
@@ -210,7 +211,8 @@ class Chosen(NamedTuple):
     """The result of an on-policy algorithm's `step` for P members with E environments each.
 
     Attributes:
-        action: `[P, E, …]`, the actions: int64 `[P, E]` or `[P, E, D]`, or float32 `[P, E, A]` if continuous.
+        action: `[P, E, …]`, the actions: int64 `[P, E]`, or `[P, E, D]` for actions of D indices; float32 `[P, E, A]`
+            for continuous actions of A numbers.
         log_prob: `[P, E]`, the log-probabilities of the actions.
         value: `[P, E]`, the state values of the observations.
         memory: `[P, E, M]`, the recurrent state after the step; M is 0 without a recurrent network.
@@ -229,15 +231,16 @@ class Sequences:
     For a team, the sequences of all agents over the same steps of the same environment are adjacent in the axis B.
 
     Attributes:
-        obs: `[P, B, L, O]` float32, the observations.
-        action: `[P, B, L]` int64 for discrete actions; otherwise `[P, B, L, D]`, int64 or float32.
-        legal: `[P, B, L, A]` bool, the legal actions; None if all are always legal.
+        obs: `[P, B, L, O]` float32, the observations of O numbers each.
+        action: `[P, B, L]` int64 for discrete actions; otherwise `[P, B, L, D]`, for D indices (int64) or D numbers
+            (float32).
+        legal: `[P, B, L, A]` bool, whether each of the A actions is legal; None if all are always legal.
         log_prob: `[P, B, L]`, the log-probabilities of the actions when they were taken.
         value: `[P, B, L]`, the state values of the observations when the actions were taken.
         advantage: `[P, B, L]`, the advantages of the actions.
         target: `[P, B, L]`, the targets of the state values.
         begins: `[P, B, L]` bool, True at the first step of an episode.
-        memory: `[P, B, M]`, the recurrent state before the first step of each sequence.
+        memory: `[P, B, M]`, the recurrent state of M numbers before the first step of each sequence.
         weight: `[P, B, L]`, the weight of each step in the loss. A member's weights sum to 1. Padding, and all steps of
             a member that has no minibatch, have weight 0.
     """
@@ -265,7 +268,8 @@ class Learned(NamedTuple):
     Attributes:
         losses: `[P]`, the members' losses.
         healthy: `[P]` bool, False for members whose loss, gradients or weights are not finite.
-        errors: `[P, B]`, the TD error of each transition, for prioritised sampling; None if there are no such errors.
+        errors: `[P, B]`, the TD error of each of the B transitions, for prioritised sampling; None if there are no such
+            errors.
     """
 
     losses: Tensor

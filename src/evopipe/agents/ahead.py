@@ -60,7 +60,7 @@ class Ahead:
 
         Args:
             ticks: the ticks of the rounds.
-            cohorts: all members.
+            cohorts: all members, in groups that are computed as one batch.
             now: the present tick, at which the members have the weights that are copied.
         """
         missing = [tick for tick in ticks if tick not in self._rounds]
@@ -126,7 +126,7 @@ class Ahead:
 
         Args:
             tensors: the tensors that `state` returned.
-            cohorts: all members.
+            cohorts: all members, in groups that are computed as one batch.
         """
         self.drop()
         names = [name.split(".") for name in tensors if name.startswith(f"{_PREFIX}.")]

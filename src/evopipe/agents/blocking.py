@@ -100,7 +100,7 @@ class Processes:
 
 
 def packed(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
-    """Pickle a call, a function with its arguments, for `Process.ask`.
+    """Pickle a call, a function with its arguments `args`, for `Process.ask`.
 
     Raises:
         TypeError: the function or an argument cannot be pickled.

@@ -106,8 +106,8 @@ class DatasetRegistry:
 
     @classmethod
     def register_dataset(cls, name: str, data: Any, split: str = "default") -> Tasks:
-        """Write a split of a dataset to the registry, and return it. `data` is a list of mappings or a Hugging Face
-        dataset."""
+        """Write a split of the dataset `name` to the registry, and return it as `Tasks`. `data` is a list of mappings
+        or a Hugging Face dataset."""
         made = Tasks([dict(row) for row in data], name, split)
         path = cls.path(name, split)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -146,7 +146,7 @@ class DatasetRegistry:
 
     @classmethod
     def remove_dataset_split(cls, name: str, split: str) -> bool:
-        """Delete a split of a dataset; return whether it existed."""
+        """Delete a split of the dataset `name`; return whether the split existed."""
         path = cls.path(name, split)
         if not path.exists():
             return False
@@ -155,7 +155,7 @@ class DatasetRegistry:
 
     @classmethod
     def remove_dataset(cls, name: str) -> bool:
-        """Delete all splits of a dataset; return whether the dataset existed."""
+        """Delete all splits of the dataset `name`; return whether the dataset existed."""
         folder = cls.path(name).parent
         if not folder.is_dir():
             return False

@@ -43,7 +43,7 @@ _FULL = {"Retry-After": "1"}
 
 @dataclass(frozen=True)
 class Connection:
-    """The address, API key and model name with which an OpenAI client reaches the model of an episode."""
+    """The address (`base_url`), API key and model name with which an OpenAI client reaches the model of an episode."""
 
     base_url: str
     api_key: str
@@ -67,7 +67,7 @@ class Answer(NamedTuple):
 class AgentSession:
     """The requests of one episode to the endpoint, and their completions as steps.
 
-    `model` writes the completions. `name` is the session's name, which seeds their random draws.
+    `model` writes the completions. `name` is the session's name, which seeds the random draws of the completions.
     """
 
     def __init__(self, name: str, model: Model) -> None:
@@ -206,10 +206,10 @@ class Endpoint:
             await runner.cleanup()
 
     def begin(self) -> None:
-        """Begin a round of episodes: the next session of any name counts as the first of this name.
+        """Begin a round of episodes: sessions of the same name are counted from 0 again.
 
-        Each attempt at an episode opens a session of the same name. The number of the session seeds its random draws,
-        so that each attempt gets draws of its own.
+        Each attempt at an episode opens another session of the episode's name. This count seeds the session's random
+        draws, so that each attempt gets draws of its own.
         """
         self._attempts.clear()
 
@@ -224,7 +224,8 @@ class Endpoint:
 
     @contextlib.contextmanager
     def session(self, name: str, model: Model) -> Iterator[tuple[AgentSession, Connection]]:
-        """Open the session of one episode; yield it with the connection that the agent uses.
+        """Open the session of one episode, whose completions `model` writes; yield the session with the connection that
+        the agent uses.
 
         At the end of the `with` block the session is closed, and requests that are still open are cancelled. Another
         session of the same `name` in the same round gets other random draws.

@@ -66,7 +66,7 @@ class EpisodeJob:
 
 @dataclass
 class Done:
-    """A finished job.
+    """An episode that the engine has run, with its job (see `EpisodeJob`).
 
     Attributes:
         job: the job.
@@ -173,7 +173,7 @@ class RolloutEngine:
         self.stopping: float | None = None  # when it was seen that the caller asked to stop
 
     def run(self, jobs: Sequence[EpisodeJob], stopped: Callable[[], bool] = lambda: False) -> list[Done]:
-        """Run all jobs; return the results in the order of the jobs.
+        """Run the episodes of all jobs; return the results in the order of the jobs.
 
         A job that fails returns an episode whose `termination_reason` says so. `stopped` is a function that the engine
         calls before each batch of completions, and repeatedly while it waits.

@@ -90,8 +90,8 @@ class Calculator(ToolEnvironment):
     def tasks(
         n: int, seed: int = 0, smallest: int = 1, largest: int = 99, operators: str = "*"
     ) -> list[dict[str, Any]]:
-        """Return `n` random tasks, each with one operator from `operators` between two whole numbers from `smallest` to
-        `largest`."""
+        """Return `n` random tasks, drawn with `seed`, each with one operator from `operators` between two whole numbers
+        from `smallest` to `largest`."""
         chance = np.random.default_rng(seed)
         draws = chance.integers(smallest, largest + 1, size=(n, 2)).tolist()
         signs = chance.integers(len(operators), size=n).tolist()

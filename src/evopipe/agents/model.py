@@ -21,7 +21,7 @@ from evopipe.language.generate import before
 
 
 class Sampled(NamedTuple):
-    """Settings by which a completion's tokens are sampled.
+    """Settings by which the tokens of a completion are sampled from the model's distribution.
 
     Attributes:
         temperature: the divisor of the logits; 0 for the most likely token.
@@ -65,8 +65,8 @@ class Request:
 
 
 class Reply(NamedTuple):
-    """The answer to a request: the completion's tokens, their log-probabilities, and the entropies of the distributions
-    that they were drawn from."""
+    """The answer to a request: the completion's tokens (`ids`), their log-probabilities, and the entropies of the
+    distributions that they were drawn from, one entry for each token."""
 
     ids: list[int]
     log_probs: list[float]
@@ -131,7 +131,7 @@ def _key(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str
 
 @dataclass
 class Limits:
-    """Limits of a completion.
+    """The limits that end a completion.
 
     Attributes:
         prompt: the most tokens of the prompt.

@@ -24,11 +24,12 @@ _DIGITS = 5  # behind the point, of an advantage and of a log-probability
 
 
 def record(done: Done, base: Base, masked: Collection[str], values: Values | None = None) -> dict[str, Any]:
-    """Return an episode as JSON data: `Episode.to_dict` with the member's slot, the number of attempts, and the text of
-    each trajectory's rows. `base` has the tokenizer.
+    """Return an episode as JSON data: `Episode.to_dict` with the member's slot (place in the population), the number of
+    attempts, and the text of each trajectory's rows of tokens (see `TokenRow`). `base` has the tokenizer.
 
-    A row is a list of pieces. A piece has its `text`, whether the model has `written` it, and the number of its `step`.
-    `counts` is false if the episode's termination reason is among `masked`, because members do not learn from it then.
+    A row is a list of pieces. A piece is a mapping: `text`, `written` (whether the model wrote it), and `step` (the
+    number of the step that it belongs to). `counts` is false if the episode's termination reason is among `masked`,
+    because members do not learn from it then.
 
     If `values` has the values of a trajectory (keyed by its `id()`, see `agents.learned.token_values`), each piece that
     the model wrote also has lists with one entry a token: `tokens` (texts, which add up to the piece's text),
@@ -64,7 +65,7 @@ def _many(n: int, what: str) -> str:
 
 
 def show(title: str, files: Mapping[str, Path], page: Path) -> None:
-    """Write episodes as an HTML page with the title `title` to the path `page`.
+    """Write an HTML page of recorded episodes with the title `title` to the path `page`.
 
     `files` maps headings to the JSON-lines files of the episodes. Missing files are skipped; if all are missing, no
     page is written.
@@ -92,8 +93,8 @@ def files_of(folder: Path, last: int | None = None) -> dict[str, Path]:
 
 
 def thin(folder: Path, last: int, kept: int) -> None:
-    """Delete the files of old training rounds in `folder`. The newest `kept` files of the rounds up to `last` stay, and
-    so do files of later rounds."""
+    """Delete files of old training rounds in `folder`: of the rounds with numbers up to `last`, only the newest `kept`
+    files stay. Files of later rounds stay, too."""
     rounds = [path for path in sorted(folder.glob("train-*.jsonl")) if path.stem <= f"train-{last:06d}"]
     for path in rounds[:-kept]:
         path.unlink()
@@ -123,7 +124,8 @@ def _pieces(row: TokenRow, base: Base, values: TokenValues | None = None) -> lis
 
 
 def token_texts(base: Base, ids: Sequence[int]) -> list[str]:
-    """Return the text of each token, such that the texts add up to the text of all tokens.
+    """Return the text of each token in `ids`, such that the texts add up to the text of all tokens. `base` has the
+    tokenizer.
 
     If several tokens make up one character, the last of them has the whole character, and the others an empty text.
     """

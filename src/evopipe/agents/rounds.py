@@ -156,8 +156,8 @@ class Rounds:
         """Do nothing, because this regime keeps no state that children could inherit."""
 
     def ended(self) -> np.ndarray:
-        """Return NaN for each member, `[P]`. Other regimes return the mean return of the member's training episodes
-        that have ended."""
+        """Return NaN for each of the P members, `[P]`. Other regimes return the mean return of the member's training
+        episodes that have ended."""
         return np.full(self.clock.members, np.nan)
 
     def renew(self, slots: Sequence[int]) -> None:
@@ -182,7 +182,7 @@ class Rounds:
         episodes included.
 
         Args:
-            cohorts: the members.
+            cohorts: the members, in groups that are computed as one batch.
             jobs: the episodes.
             purpose: what the random draws are for. Purpose and `when` together seed the draws.
             when: the tick of a training round, 0 for a validation.
@@ -217,7 +217,7 @@ class Rounds:
         return partial(_decode, self.spec, self.spec.form_alone(member), Purpose.EVALUATE, 0)
 
     def check(self, done: Sequence[Done]) -> Sequence[Done]:
-        """Return these episodes unchanged, if not too many of them failed.
+        """Return the finished episodes `done` unchanged, if not too many of them failed.
 
         Raises:
             EnvironmentFailed: the share of failed episodes is above `agents.max_error_fraction`.
@@ -233,8 +233,9 @@ class Rounds:
         return done
 
     def advance(self, most: int = 1) -> None:
-        """Let every member play one round of episodes and learn from it: this is one tick. `most` has no effect. If the
-        run is asked to stop, the round is not counted, and is played again when the run continues."""
+        """Let every member play one round of episodes and learn from it, which is one tick. `most`, the number of ticks
+        for other regimes, has no effect here. If the run is asked to stop, the round is not counted, and is played
+        again when the run continues."""
         self.whole = False
         self.whole = True  # nothing has changed if an episode fails the run
         try:
@@ -485,7 +486,7 @@ class Rounds:
         in tokens that the model wrote, by member and task, `[P, n]`.
 
         Args:
-            cohorts: the members.
+            cohorts: the members, in groups that are computed as one batch.
             tasks: the tasks.
             index: the number of each task in its dataset, with which the names of its episodes begin.
             stopped: a function that returns whether to stop; it is called between completions.

@@ -44,7 +44,7 @@ class TokenRow:
 
 
 class RoundTrajectory(NamedTuple):
-    """A trajectory of a round.
+    """One agent's trajectory in a round of episodes, with what is needed to learn from it.
 
     Attributes:
         task: the number of the trajectory's task in the round.
@@ -146,7 +146,7 @@ def batch_of(played: Sequence[Sequence[RoundTrajectory]], pad: int, device: torc
 
 @dataclass(frozen=True)
 class AdvantageSettings:
-    """Settings by which advantages are computed from the rewards of trajectories.
+    """Settings for computing the advantages of tokens from the rewards of trajectories.
 
     Attributes:
         level: what is compared within a group, the trajectories of one task by agents of one role. `trajectory`

@@ -1,4 +1,5 @@
-"""The block `agents`: settings of a run of agents, beside those of any run of language models."""
+"""The block `agents` of `params.yaml`: settings that only runs of agents have, in addition to those of every run of
+language models."""
 
 from __future__ import annotations
 
@@ -16,69 +17,108 @@ _Seconds = Annotated[float, Field(gt=0.0, le=1e6)]
 
 
 class Agents(Schema):
-    """Settings for running agents' episodes and for learning from them."""
+    """Settings of a run in which language models act as agents in environments and learn from their episodes.
+
+    A round is the set of episodes that all members play for one training step.
+    """
 
     environment: str | None = Field(
         None,
         min_length=3,
         max_length=2000,
-        description="the environment, where the program passes none: `module:Class`, of which the kind is recognised, "
-        "or `KIND:NAME`, with `gym`, `textarena`, `reasoning-gym`, `openenv`, `mcp` or a package's own",
+        description="environment of the agents: `module:Class`, or `KIND:NAME` with the kind `gym`, `textarena`, "
+        "`reasoning-gym`, `openenv`, `mcp` or one that a package adds; null: the class that the program passes",
     )
-    max_steps: int = Field(5, ge=1, le=10**6, description="completions of an agent in an environment")
+    max_steps: int = Field(
+        5, ge=1, le=10**6, description="largest number of completions (turns) of an agent in one episode"
+    )
     cumulative: bool = Field(
-        False, description="whether all that follows the first prompt has the length of one completion"
+        False,
+        description="scope of the token limit `max_completion`: true, all completions and observations of an episode "
+        "together; false, each completion",
     )
-    at_once: int = Field(256, ge=1, le=10**6, description="episodes at a time")
+    at_once: int = Field(256, ge=1, le=10**6, description="largest number of episodes that run at the same time")
     workers: int = Field(
-        64, ge=1, le=4096, description="threads of blocking environments, or processes, at most one a CPU"
+        64,
+        ge=1,
+        le=4096,
+        description="largest number of threads (or processes, then also at most one per CPU) for environments with "
+        "blocking code",
     )
     staleness: int = Field(
         0,
         ge=0,
         le=64,
-        description="rounds by which the weights that play may be older than those that learn: so many are played "
-        "while members learn",
+        description="age in rounds of the weights that play episodes: 0, members play, then learn; k, rounds are "
+        "played while members learn, by weights from k rounds before",
     )
-    retries: int = Field(2, ge=0, le=100, description="times that an episode which raised is tried again")
-    model_seconds: _Seconds | None = Field(None, description="longest wait for a completion; null: any")
-    env_seconds: _Seconds | None = Field(60.0, description="longest call of an environment; null: any")
-    episode_seconds: _Seconds | None = Field(600.0, description="longest episode; null: any")
+    retries: int = Field(2, ge=0, le=100, description="number of new attempts at an episode that raised an exception")
+    model_seconds: _Seconds | None = Field(None, description="time limit in seconds of one completion; null: none")
+    env_seconds: _Seconds | None = Field(
+        60.0, description="time limit in seconds of one call of an environment; null: none"
+    )
+    episode_seconds: _Seconds | None = Field(600.0, description="time limit in seconds of one episode; null: none")
     wave_seconds: _Seconds = Field(
-        120.0, description="longest that episodes wait for a late one; if one is later, no longer equal bits"
+        120.0,
+        description="time in seconds that a batch of completions waits for the slowest episode's prompt; a later one "
+        "is left behind, and results are then not reproducible bit by bit",
     )
     max_error_fraction: float = Field(
-        0.5, ge=0.0, le=1.0, description="share of a round's episodes that may fail; above it the run ends"
+        0.5, ge=0.0, le=1.0, description="share of a round's episodes that may fail; the run ends if more do"
     )
     advantage: Literal["trajectory", "step", "turn"] = Field(
         "trajectory",
-        description="what is compared: trajectories, the same for all their steps, or shared out among them (`step`); "
-        "or each turn with that turn of the others",
+        description="credit of an episode's turns: `trajectory`, each gets the advantage of the whole episode's "
+        "reward; `step`, that divided by the number of turns; `turn`, each is compared with the same turn of other "
+        "episodes",
     )
-    gamma: float = Field(0.2, ge=0.0, le=1.0, description="of the returns of turns, for `advantage: turn`")
+    gamma: float = Field(
+        0.2,
+        ge=0.0,
+        le=1.0,
+        description="discount from turn to turn of the returns that `advantage: turn` compares; else unused",
+    )
     estimators: dict[str, str] = Field(
-        default_factory=dict, description="algorithms whose advantages other roles take, by role"
+        default_factory=dict,
+        description="names of the algorithms that compute advantages, by agent role; roles that are not named use "
+        "`train.algo`",
     )
     mask: tuple[Reason, ...] = Field(
-        (), description="reasons whose episodes teach nothing, beside `error` and `timeout`", strict=False
+        (),
+        description="termination reasons of episodes that are not learned from, in addition to `error` and `timeout`",
+        strict=False,
     )
     overlap: Literal["keep", "leave_out", "error"] = Field(
         "keep",
-        description="what becomes of tasks of validation or test that are learned from, too: `keep`, they are counted; "
-        "`leave_out`; `error`, they are named",
+        description="treatment of validation and test tasks that are also training tasks: `keep` them and report their "
+        "number; `leave_out`: drop them; `error`: end with a message that lists them",
     )
-    samples: int = Field(1, ge=1, le=1024, description="episodes of each task in a validation")
-    temperature: float = Field(0.0, ge=0.0, le=100.0, description="of validations; 0: the likeliest tokens")
-    served: str = Field("policy", min_length=1, max_length=200, description="the model's name at an endpoint")
-    first: bool = Field(False, description="whether to validate before the first step")
+    samples: int = Field(1, ge=1, le=1024, description="episodes that a member plays of each validation or test task")
+    temperature: float = Field(
+        0.0,
+        ge=0.0,
+        le=100.0,
+        description="sampling temperature in validation and test episodes; 0: the most likely token is always taken",
+    )
+    served: str = Field(
+        "policy",
+        min_length=1,
+        max_length=200,
+        description="model name that clients of the OpenAI-compatible endpoint must request",
+    )
+    first: bool = Field(False, description="true: members are validated once before the first training step too")
     record: Literal["none", "validation", "all"] = Field(
-        "validation", description="whose episodes are written, one JSON object a line"
+        "validation",
+        description="episodes that are written to JSON-lines files: `none`; `validation`, those of validations and "
+        "`sampled` training episodes; `all`, every one",
     )
     sampled: int = Field(
         32,
         ge=0,
         le=4096,
-        description="training episodes of a generation's last round that are written with each token's advantage and "
-        "log-probabilities; 0: none",
+        description="number of training episodes of a generation's last round that are written with each token's "
+        "advantage and log-probabilities; 0: none",
     )
-    sampled_rounds: int = Field(3, ge=1, le=10**6, description="so many last generations of which these are kept")
+    sampled_rounds: int = Field(
+        3, ge=1, le=10**6, description="number of latest generations whose `sampled` training episodes are kept on disk"
+    )

@@ -1,4 +1,5 @@
-"""Users' coroutines: the tasks that one begins and does not wait for end with it."""
+"""Users' coroutines: asyncio tasks that a coroutine starts and does not wait for are cancelled when the coroutine
+ends."""
 
 from __future__ import annotations
 
@@ -23,16 +24,16 @@ class Turns(AbstractContextManager[None], Protocol):
 
 
 class Brood(NamedTuple):
-    """The asyncio tasks that an episode has started, and the context manager (`Turns`) that is entered for each of
-    their steps."""
+    """The asyncio tasks that an episode's code has started, and the context manager `turns` that limits the time of
+    these tasks' steps (see `Turns`)."""
 
     tasks: set[asyncio.Task[Any]]
     turns: Turns
 
 
 class Steps:
-    """An awaitable that runs a user's coroutine, and enters the context manager `turns` for each step from one `await`
-    to the next."""
+    """An awaitable that runs a user's coroutine. For each step of the coroutine, from one `await` to the next, it
+    enters the context manager `turns`, which limits the time."""
 
     def __init__(self, work: Coroutine[Any, Any, Any], turns: Turns) -> None:
         self.work, self.turns = work, turns

@@ -1,4 +1,4 @@
-"""Environments in which several agents act: PettingZoo's, as text, and the workflow that plays them."""
+"""Environments in which several agents act: PettingZoo's environments as text, and the workflow that plays them."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def _made(cls: type[_T], data: Mapping[str, Any]) -> _T:
 
 
 class TerminationReason(Enum):
-    """The reasons why an episode can end."""
+    """The reasons why an episode can end: done, a limit of tokens, turns or time reached, or an error."""
 
     MAX_PROMPT_LENGTH_EXCEEDED = "max_prompt_length_exceeded"
     MAX_RESPONSE_LENGTH_EXCEEDED = "max_response_length_exceeded"
@@ -118,7 +118,7 @@ class ModelOutput:
 
 @dataclass
 class Action:
-    """An agent's action, in the form that the environment's `step` takes."""
+    """An agent's action. Its attribute `action` has the form that the environment's `step` takes."""
 
     action: Any = None
 

@@ -108,11 +108,11 @@ class Workflow(ABC):
         return await self.executor.call(function, *args, blocking=how or True, seconds=self.executor.env_seconds)
 
     async def made(self, env_cls: type[Any], task: Mapping[str, Any]) -> Any:
-        """Make the environment of a task, in a thread or process if its class is blocking. An environment that is made
-        after the time limit is closed again.
+        """Make the environment of a task from the class `env_cls`, in a thread or process if the class is blocking. An
+        environment that is made after the time limit is closed again.
 
         Raises:
-            TimeoutError: it takes longer than `agents.env_seconds`.
+            TimeoutError: making the environment takes longer than `agents.env_seconds`.
         """
         return await self.executor.call(
             env_cls.from_dict, task, safe=_safe(env_cls), blocking=_blocks(env_cls),
@@ -123,7 +123,7 @@ class Workflow(ABC):
         """Call an environment's method, in a thread or process if the environment is blocking; return its result.
 
         Raises:
-            TimeoutError: it takes longer than `agents.env_seconds`.
+            TimeoutError: the call takes longer than `agents.env_seconds`.
         """
         return await self._on_env(env, method, args, self.executor.env_seconds)
 
@@ -175,8 +175,8 @@ class Workflow(ABC):
     ) -> Episode:
         """Set an episode's id, task, rewards, metrics and termination reason after `run`; return the episode.
 
-        If `episode` is None, the episode is made of the collected trajectories. `reason` becomes the termination reason
-        if the episode has none; if `reason` is None, too, it is UNKNOWN.
+        `uid` becomes the episode's id. If `episode` is None, the episode is made of the collected trajectories.
+        `reason` becomes the termination reason if the episode has none; if `reason` is None, too, it is UNKNOWN.
         """
         if episode is None:
             episode = Episode(trajectories=self.collect_trajectories())
@@ -418,7 +418,7 @@ _LARGEST = 1e16
 
 
 def number(found: Any, whose: Any) -> float:
-    """Convert a reward to a float. `whose` is the object that computed it, for the error message.
+    """Convert the reward `found` to a float. `whose` is the object that computed the reward, for the error message.
 
     Raises:
         ValueError: the reward is no number, not finite, or beyond ±1e16.

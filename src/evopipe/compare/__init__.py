@@ -43,7 +43,7 @@ class Finished:
     Attributes:
         seed: the run's seed.
         settings: the parameters except the seed, by dotted key.
-        elite: the elite's held-out scores by name, such as `mean` and `interval`.
+        elite: the held-out scores of the elite, the run's best member, by name, such as `mean` and `interval`.
         episodes: the number of held-out episodes.
         name: the folder, experiment or revision of the run, as text.
         read: a function that returns the content of one of the run's files, by its path in the run's folder.
@@ -280,7 +280,7 @@ def _hash(entries: Sequence[Mapping[str, Any]], path: Path) -> Any:
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the dotted keys of parameters that all configurations have, but with different values.
+    """Return the dotted keys of the parameters that all configurations `settings` have, but with different values.
 
     A key that some configurations lack, such as a parameter of another algorithm, is left out.
     """

@@ -72,10 +72,12 @@ def family(rows: Sequence[Row], notes: Sequence[str]) -> Family:
 
 
 def draw_curves(rows: Sequence[Row], path: Path | BinaryIO) -> None:
-    """Draw learning curves of the configurations: the elite's fitness over environment steps, and over seconds.
+    """Draw learning curves of the configurations: the fitness of the elite (the best member) over environment steps,
+    and over seconds.
 
-    Environment steps include those of evaluation. A curve is the mean over a configuration's runs, with a 95 %
-    bootstrap band if there are several runs. It spans only the range that all runs of the configuration cover.
+    Environment steps include those of evaluation. `rows` are the configurations with their runs, and `path` is the file
+    to write. A curve is the mean over a configuration's runs, with a 95 % bootstrap band if there are several runs. It
+    spans only the range that all runs of the configuration cover.
 
     Raises:
         UsageError: matplotlib does not write this format.
@@ -113,7 +115,8 @@ def draw_curves(rows: Sequence[Row], path: Path | BinaryIO) -> None:
 
 
 def draw_parallel(rows: Sequence[Row], path: Path | BinaryIO) -> None:
-    """Draw parallel coordinates: one line for each run, through its values of the parameters that differ, to its score.
+    """Draw parallel coordinates: one line for each run of the configurations `rows`, through its values of the
+    parameters that differ, to its score. `path` is the file to write.
 
     Raises:
         UsageError: the runs differ in no parameter but the seed, or matplotlib does not write this format.
@@ -147,7 +150,7 @@ def draw_parallel(rows: Sequence[Row], path: Path | BinaryIO) -> None:
 
 
 def together(curves: Sequence[tuple[_Array, _Array]]) -> tuple[_Array, _Array]:
-    """Interpolate R curves linearly at common positions; return the positions `[X]` and the curves' values `[R, X]`.
+    """Interpolate R curves linearly at X common positions; return the positions `[X]` and the curves' values `[R, X]`.
 
     Each curve is a pair (x, y). The common positions are the x of all curves, within the range that all curves cover.
     """

@@ -1,4 +1,5 @@
-"""Policies as Stable-Baselines3's models predict: for its `evaluate_policy`, and for scripts that call `predict`."""
+"""Policies with the interface of Stable-Baselines3's models, for its `evaluate_policy` and for scripts that call
+`predict`."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ _LEAST = 1e-12  # the policy explores by its own noise, and next to never takes 
 class Predictor:
     """A trained policy with the method `predict` of Stable-Baselines3's models.
 
-    `stable_baselines3.common.evaluation.evaluate_policy` takes it, with environments of the policy's spaces.
+    The function `stable_baselines3.common.evaluation.evaluate_policy` accepts a `Predictor` as its model, with
+    environments of the policy's spaces.
 
     Args:
         policy: a policy of one agent, as `evopipe.load` returns it.
@@ -38,7 +40,7 @@ class Predictor:
         episode_start: npt.NDArray[np.bool_] | None = None, deterministic: bool = False,
         action_masks: npt.NDArray[np.bool_] | None = None,
     ) -> tuple[Any, tuple[npt.NDArray[np.float32], ...] | None]:  # fmt: skip
-        """Return the actions for one observation or a batch, and the next state of a recurrent policy.
+        """Return the actions for one observation or a batch of B, and the next state of a recurrent policy.
 
         Args:
             observation: an observation as the environment gives it, or a batch `[B, …]`.
@@ -47,7 +49,8 @@ class Predictor:
             deterministic: whether actions are greedy. If False, actions are drawn as in training: from the policy of
                 algorithms that have one, with the noise of those that explore by noise. Algorithms that act by values
                 are greedy in any case.
-            action_masks: legal actions `[A]` or `[B, A]`, as sb3-contrib's `MaskablePPO` takes them; None: all.
+            action_masks: whether each of A discrete actions is legal, `[A]` or `[B, A]`, as sb3-contrib's `MaskablePPO`
+                takes masks; None if all are legal.
 
         Returns:
             Actions as `Policy.act` returns them, and the state: a tuple with one array `[B, memory]`, or None if the

@@ -34,7 +34,8 @@ def collect(
 
     Each episode is played by one policy, drawn at random. The random draws of an episode depend only on `seed` and the
     episode's number. An episode is cut at a value that is not finite, or where no action is legal. The dict's keys are
-    `notes` (sentences), `broken_steps` (the number of episodes cut so) and `policies` (the `totals` of each policy).
+    `notes` (sentences), `broken_steps` (the number of episodes that were cut for these reasons) and `policies` (the
+    `totals` of each policy).
 
     Args:
         cfg: the number of episodes, the weight of each policy by name, and the most steps of an episode.

@@ -43,8 +43,8 @@ def read_d4rl(path: Path, shows: gymnasium.Space[Any] | None = None, discrete: b
 
 
 def as_episodes(arrays: dict[str, Array], name: str) -> EpisodeDataset:
-    """Split the columns that `read_columns` returned into episodes, by the rules of `read_d4rl`. `name` is the source's
-    name in messages."""
+    """Split the columns `arrays` that `read_columns` returned into episodes, by the rules of `read_d4rl`. `name` is the
+    source's name in messages."""
     timed, following = "timeouts" in arrays, "next_observations" in arrays
     arrays.setdefault("timeouts", np.zeros_like(arrays["terminals"]))
     episodes = [_episode(arrays, first, last) for first, last in _stretches(arrays)]

@@ -20,7 +20,7 @@ _SLACK = 1e-4  # share of its width by which an action may lie outside of a Box,
 
 @dataclass(frozen=True, slots=True)
 class RecordedEpisode:
-    """One recorded episode of `T` steps.
+    """One recorded episode of `T` steps, with `O` numbers in an observation and `A` in a continuous action.
 
     Attributes:
         obs: `[T + 1, O]` float32, the observations before each step and after the last one.

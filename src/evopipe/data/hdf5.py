@@ -226,11 +226,12 @@ class StoredArray:
         return array
 
     def rewards(self) -> Array:
-        """Read the dataset as rewards, `[N]` float32, all finite."""
+        """Read the dataset as rewards of N steps, `[N]` float32, and check that all are finite."""
         return self.finite(self._column("fiu"))
 
     def flags(self) -> Array:
-        """Read the dataset as flags, `[N]` bool; they may be stored as numbers of any type that are 0 or 1."""
+        """Read the dataset as one flag for each of N steps, `[N]` bool. Flags may be stored as numbers of any type that
+        are 0 or 1."""
         array = self._column()
         wrong = np.flatnonzero((array != 0) & (array != 1))
         if wrong.size:
@@ -238,7 +239,8 @@ class StoredArray:
         return array.astype(np.bool_)
 
     def actions(self, discrete: bool = False) -> Array:
-        """Read the dataset as actions: integers as indices `[N]` int64, floats as vectors `[N, A]` float32.
+        """Read the dataset as the actions of N steps: integers as indices `[N]` int64, floats as vectors of A numbers,
+        `[N, A]` float32.
 
         If `discrete` is true, floats `[N]` or `[N, 1]` that are all whole numbers are read as indices too.
         """

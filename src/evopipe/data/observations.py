@@ -21,7 +21,8 @@ Space = gymnasium.Space[Any]
 
 
 def compare(recorded: Space, shows: Space) -> None:
-    """Check that observations of the spaces `recorded` and `shows` are flattened to the same rows of numbers.
+    """Check that two observation spaces are flattened to the same rows of numbers: `recorded`, that of a dataset, and
+    `shows`, that of the environment.
 
     Raises:
         Unusable: the two spaces are flattened to different rows; the message names the first difference.
@@ -39,7 +40,8 @@ def compare(recorded: Space, shows: Space) -> None:
 
 
 def read_rows(part: StoredArray, recorded: Space | None, shows: Space | None) -> Array:
-    """Read observations from an HDF5 dataset, or for a Dict or Tuple space from a group, as rows `[n, O]` float32.
+    """Read observations from an HDF5 dataset, or for a Dict or Tuple space from a group, as flat rows of O numbers,
+    `[n, O]` float32.
 
     Args:
         part: the dataset or group.

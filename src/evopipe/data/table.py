@@ -57,8 +57,8 @@ class Dataset:
 
         Args:
             observations: `[N, ...]`, before each step.
-            actions: `[N]` whole numbers, or `[N, A]` floats.
-            rewards: `[N]`.
+            actions: `[N]` whole numbers, or `[N, A]` floats for actions of A numbers.
+            rewards: `[N]`, one for each step.
             terminated: `[N]`, 1 where the step ended the episode in a terminal state.
             truncated: `[N]`, 1 where the episode was cut after the step; None if truncations are not known.
             next_observations: `[N, ...]`, after each step; None if each is the observation of the next row.
@@ -76,8 +76,8 @@ class Dataset:
 
     @classmethod
     def from_frame(cls, frame: Any, **columns: Any) -> Dataset:
-        """Return a dataset from a data frame (pandas, polars), or from a mapping of names to arrays `[N]`, one row a
-        step.
+        """Return a dataset from a data frame (pandas, polars), or from a mapping of names to arrays `[N]`, with one row
+        for each of N steps.
 
         Args:
             frame: the data frame or mapping.

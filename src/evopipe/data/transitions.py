@@ -35,7 +35,8 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Transitions:
-    """`N` transitions as arrays with one row for each.
+    """`N` transitions, as arrays with one row for each transition; an observation has `O` numbers, a continuous action
+    `A`.
 
     Attributes:
         obs: `[N, O]` float32, the observations before the steps.
@@ -78,7 +79,8 @@ def pack(episodes: Sequence[RecordedEpisode], relative: Callable[[Array], Array]
 
 
 def write_transitions(path: Path, transitions: Transitions, stats: Mapping[str, Any]) -> None:
-    """Write transitions and their statistics to one HDF5 file, atomically, with a SHA-256 checksum in its first bytes.
+    """Write transitions and their statistics `stats` (JSON data) to one HDF5 file, atomically, with a SHA-256 checksum
+    in its first bytes.
 
     Equal content gives equal bytes. Observations are stored as bytes if they consist of byte-valued images only.
 

@@ -79,7 +79,7 @@ class CompiledPool:
 
     @property
     def obs(self) -> torch.Tensor:
-        """The current observation of every environment, `[R, O]` float32."""
+        """The current observation of each of the R environments, O numbers each: `[R, O]` float32."""
         obs: torch.Tensor = self._states.observe()
         return obs
 
@@ -96,8 +96,8 @@ class CompiledPool:
     def step(self, actions: torch.Tensor, rows: torch.Tensor | None = None) -> TensorStep:
         """Step the environments `rows` `[n]`, or all if None.
 
-        `actions` are indices `[n]` int64, or numbers `[n, A]` float32 in [-1, 1], which are scaled to the action
-        space's bounds.
+        `actions` are indices `[n]` int64, or vectors of A numbers `[n, A]` float32 in [-1, 1], which are scaled to the
+        action space's bounds.
         """
         return TensorStep(*self._states.step(actions, rows))
 
@@ -127,8 +127,8 @@ class CompiledPool:
         return self._states.place(numbers)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the state from which `restore` rebuilds the pool: `state` `[R, S]` uint8, and `length` and `seed`
-        `[R]`."""
+        """Return the state from which `restore` rebuilds the pool of R environments: `state` `[R, S]` uint8, S bytes
+        for each, and the steps (`length`) and `seed` of the running episodes, `[R]` each."""
         kept = {"state": self.memory, "length": self.length, "seed": self._seeds}
         return {name: value.numpy().copy() for name, value in kept.items()}
 

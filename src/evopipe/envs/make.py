@@ -106,7 +106,8 @@ def names_limit(env: gymnasium.Env[Any, Any]) -> bool:
 
 
 def guard(cfg: EnvConfig, progress: Callable[[], object] = lambda: None, factor: float = 1.0) -> Watchdog:
-    """Return a context that limits the time of an environment's own code to `factor` times `env.step_seconds`.
+    """Return a context that limits the time of an environment's own code to `factor` times `env.step_seconds` of the
+    block `env` (`cfg`).
 
     The time starts again whenever the value that `progress` returns changes.
     """
@@ -163,8 +164,8 @@ def source_of(cfg: EnvConfig) -> list[Path]:
 
 
 def tensor_class(env_id: str) -> type[Any] | None:
-    """Return the class of a user's own tensor environment with the id `module:Class`; None if the id names something
-    else.
+    """Return the class of a user's own tensor environment from its id `env_id`, written as `module:Class`; None if the
+    id names something else.
 
     The module must have been imported.
     """

@@ -43,7 +43,7 @@ _Outcome: TypeAlias = "tuple[Tensor, Tensor, Tensor]"
 
 
 class _Arguments(Schema):
-    """Arguments that every environment takes."""
+    """The arguments that all these environments take, under the names of mpe2."""
 
     max_cycles: int = Field(25, ge=1)
     continuous_actions: bool = False
@@ -64,7 +64,7 @@ class _Arguments(Schema):
 
 
 class _Partial(_Arguments):
-    """Those of environments in which an agent may see only its nearest neighbours."""
+    """The arguments of environments in which an agent may see only its nearest neighbours; None: all of them."""
 
     num_agent_neighbors: int | None = Field(None, ge=1)
     num_landmark_neighbors: int | None = Field(None, ge=1)
@@ -75,7 +75,7 @@ class _Partial(_Arguments):
 
 
 class _Spread(_Partial):
-    """As many agents as landmarks: cover them all, do not collide."""
+    """The environment `simple_spread`: as many agents as landmarks shall cover all landmarks and not collide."""
 
     N: int = Field(3, ge=1)
     local_ratio: float = Field(0.5, ge=0.0, le=1.0)
@@ -125,7 +125,8 @@ class _Spread(_Partial):
 
 
 class _SpeakerListener(_Arguments):
-    """A speaker that cannot move knows the goal; a listener that does not must go there."""
+    """The environment `simple_speaker_listener`: a speaker that cannot move knows which landmark is the goal, and tells
+    it by a word; a listener that does not know must go there."""
 
     draws: ClassVar[int] = 9
     words: ClassVar[int] = 3  # as many as landmarks
@@ -161,7 +162,7 @@ class _SpeakerListener(_Arguments):
 
 
 class _Tag(_Partial):
-    """Slow predators chase quick prey between obstacles."""
+    """The environment `simple_tag`: slow predators (adversaries) chase quick prey (good agents) between obstacles."""
 
     num_good: int = Field(1, ge=1)
     num_adversaries: int = Field(3, ge=1)
@@ -238,7 +239,8 @@ class _Tag(_Partial):
 
 
 class _Adversary(_Partial):
-    """Good agents know which landmark is the goal and must cover it without telling the adversary."""
+    """The environment `simple_adversary`: good agents know which landmark is the goal, and must cover it without
+    telling the adversary, which does not know."""
 
     N: int = Field(2, ge=1)
 

@@ -1,4 +1,5 @@
-"""Names of environments: imports the module that registers one, and suggests what an unknown one may mean."""
+"""Names of environments: imports the module that registers one, and suggests which known name an unknown one may
+mean."""
 
 from __future__ import annotations
 

@@ -46,8 +46,9 @@ class EnvPool:
         overlapped: whether the caller computes between `send` and `receive`, and needs a CPU for that.
 
     Attributes:
-        obs: `[R, O]`, the current observation of every environment.
-        mask: `[R, A]` bool, the legal actions; all True if the environment has no `info["action_mask"]`.
+        obs: `[R, O]`, the current observation of every environment, O numbers each.
+        mask: `[R, A]` bool, whether each of the A actions is legal; all True if the environment has no
+            `info["action_mask"]`.
         masked: whether the environment has action masks; known after the first reset.
         episode_return: `[R]`, the undiscounted return of the running episode so far.
         episode_length: `[R]`, the steps of the running episode so far.
@@ -144,13 +145,15 @@ class EnvPool:
 
     @property
     def begins(self) -> Bools:
-        """Whether each environment is at the beginning of an episode, `[R]` bool. For a team `[R, K]`: whether the
-        agent acts next and did not act in the step before."""
+        """Whether each environment is at the beginning of an episode, `[R]` bool. For a team of K agents `[R, K]`:
+        whether the agent acts next and did not act in the step before.
+        """
         return np.asarray(self.episode_length == 0, np.bool_) if self.team is None else self._joined
 
     @property
     def idle(self) -> Bools:
-        """Whether each agent of a team is idle, `[R, K]`: it is absent, or the environment sets its next action."""
+        """Whether each of the K agents of a team is idle in each of the R environments, `[R, K]`: the agent is absent,
+        or the environment sets the agent's next action."""
         idle: Bools = ~self.alive | self.is_forced
         return idle
 
@@ -201,9 +204,9 @@ class EnvPool:
         """Step the environments `rows` `[n]`, or all if None, and return the results.
 
         Args:
-            actions: the actions in the algorithm's encoding: indices from 0, `[n]`, or `[n, D]` for MultiDiscrete and
-                MultiBinary; for a Box, numbers `[n, A]` in [-1, 1], which are scaled to its bounds. For a team of K
-                agents `[n, K, …]`.
+            actions: the actions in the algorithm's encoding: indices from 0, `[n]`, or `[n, D]` for a MultiDiscrete or
+                MultiBinary space of D parts; for a Box of A numbers `[n, A]` in [-1, 1], which are scaled to its
+                bounds. For a team of K agents `[n, K, …]`.
             rows: the environments to step.
 
         Raises:
@@ -231,8 +234,8 @@ class EnvPool:
         self._sent = index, action
 
     def taken(self, actions: npt.NDArray[Any], rows: npt.ArrayLike | None = None) -> npt.NDArray[Any]:
-        """Return a team's actions `[n, K, …]` as they are executed: actions that the environment sets itself replace
-        the policy's `actions`. `rows` `[n]` are the environments of these actions; None for all."""
+        """Return the actions of a team of K agents as they are executed, `[n, K, …]`: actions that the environment sets
+        itself replace the policy's `actions`. `rows` `[n]` are the environments of these actions; None for all."""
         if not self.is_forced.any():
             return actions
         index = self._all if rows is None else np.asarray(rows, np.int64)
@@ -297,9 +300,9 @@ class EnvPool:
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """Return the state from which `restore` rebuilds the pool with its running episodes.
 
-        It holds of each running episode: the `seed` `[R]` (-1 before the first reset), the number of steps `length`
-        `[R]`, the `return` so far `[R]`, the current observation `obs` `[R, O]`, and the `actions` so far, those of all
-        rows one after the other, `[sum(length), …]`.
+        For R environments with O numbers in an observation, it holds of each running episode: the `seed` `[R]` (-1
+        before the first reset), the number of steps `length` `[R]`, the `return` so far `[R]`, the current observation
+        `obs` `[R, O]`, and the `actions` so far, those of all rows one after the other, `[sum(length), …]`.
         """
         taken = self._log[np.arange(self._log.shape[1])[None] < self.episode_length[:, None]]
         seed, length = self._seed.copy(), self.episode_length.copy()

@@ -43,11 +43,12 @@ class Fault(Exception):
 
 
 class Begun(NamedTuple):
-    """The first observations of `n` episodes. For a team of K agents the arrays are `[n, K, …]`.
+    """The first observations of `n` episodes, `O` numbers each, and the legal ones of `A` actions. For a team of K
+    agents the arrays are `[n, K, …]`.
 
     Attributes:
         obs: `[n, O]`, the observations.
-        mask: `[n, A]`, the legal actions; None if the environment has no masks.
+        mask: `[n, A]` bool, whether each action is legal; None if the environment has no masks.
         alive: `[n, K]`, for a team: the agents that act first; None if all act.
         forced: `[n, K, …]`, for a team: first actions that the environment sets itself, NaN where the policy chooses;
             None if it never sets any.
@@ -61,7 +62,8 @@ class Begun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RowStep:
-    """The results of one step of `n` environments. No later step overwrites the arrays.
+    """The results of one step of `n` environments, with `O` numbers in an observation and `A` actions. No later step
+    overwrites the arrays.
 
     For a team of K agents every array but `broken` is `[n, K, …]`. An agent that did not act has the reward 0, and is
     neither terminated nor truncated. An agent that neither acted nor acts next has the observation 0.
@@ -73,8 +75,8 @@ class RowStep:
         truncated: `[n]`, whether the episode was cut, so that the value of `obs` is bootstrapped.
         broken: `[n]`, whether a reward or observation is not finite, or no action is legal although the episode goes
             on. Nothing is learned from such a step.
-        mask: `[n, A]`, the legal next actions. For a team: a truncated agent has the actions that are legal after its
-            last observation; an agent that is gone has only its first action.
+        mask: `[n, A]`, whether each action is legal next. For a team: a truncated agent has the actions that are legal
+            after its last observation; an agent that is gone has only its first action.
         alive: `[n, K]`, for a team: the agents that act next; else None.
         forced: `[n, K, …]`, for a team: next actions that the environment sets itself, NaN where the policy chooses;
             None if it never sets any.
@@ -114,7 +116,7 @@ class RowStep:
 
     @property
     def next_alive(self) -> Floats:
-        """The state of each agent of a team after the step, `[n, K]` float32.
+        """The state of each of the K agents of n teams after the step, `[n, K]` float32.
 
         It is a constant of `evopipe.types`: ACTS if the agent acts next, CUT if it was truncated, GONE if it terminated
         or is absent.
@@ -204,8 +206,8 @@ class Rows:
     def receive(self, rows: Ints, actions: Actions) -> RowStep:
         """Step the environments `rows` `[n]`, and return the results.
 
-        `actions` are indices from 0, `[n]`, or `[n, D]` for MultiDiscrete and MultiBinary; for a Box, numbers `[n, A]`
-        in [-1, 1], which are scaled to its bounds.
+        `actions` are indices from 0, `[n]`, or `[n, D]` for a MultiDiscrete or MultiBinary space of D parts; for a Box
+        of A numbers `[n, A]` in [-1, 1], which are scaled to its bounds.
 
         Raises:
             Fault: an environment raised an exception or hung, or returned a value of a wrong type or shape.
@@ -294,7 +296,8 @@ class calling:  # noqa: N801  # a context, like those of `contextlib`
 
 
 def read_mask(row: int, actions: ActionSpace, given: Any, whose: str = "") -> Bools:
-    """Check the action mask `given` that an environment returned, and convert it to bool `[A]`.
+    """Check the action mask `given` that an environment returned, and convert it to bool `[A]`, one entry for each of A
+    actions.
 
     The error names the environment by its `row` in the pool, and an agent of a team by the text `whose`.
 
@@ -316,9 +319,9 @@ def make_rows(
 ) -> dict[int, gymnasium.Env[Any, Any]]:
     """Return environments for the rows (places in the pool) `numbers`, as a dict: row → environment.
 
-    The first rows get the environments in `made`; those of the others are constructed from `cfg`, the block `env`.
-    After each construction the only element of `turn` is set to a new negative number, by which a watchdog sees
-    progress.
+    The first rows get the environments in `made`; for the other rows, environments are constructed from `cfg`, the
+    block `env`. After each construction the only element of `turn` is set to a new negative number, by which a watchdog
+    sees progress.
     """
     envs = [*made]
     while len(envs) < len(numbers):

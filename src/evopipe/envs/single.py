@@ -32,10 +32,10 @@ def is_tensor_class(found: Any) -> bool:
 
 
 class OneRow(gymnasium.Env[Any, Any]):
-    """A Gymnasium environment that wraps a single row of a user's tensor environment.
+    """A Gymnasium environment that wraps a user's tensor environment, and computes a single row of its tensors.
 
     Args:
-        kind: the user's class.
+        kind: the user's class, with the methods `start`, `advance` and `observe`.
         name: the environment's name in messages.
         kwargs: the arguments of its constructor.
 
@@ -70,7 +70,7 @@ class OneRow(gymnasium.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin the episode of this seed, which is the same episode as in a `TensorPool`; return its observation and an
-        empty info."""
+        empty info. `options` has no effect."""
         super().reset(seed=seed)
         chosen = int(self.np_random.integers(2**31)) if seed is None else seed
         draw = Stream(torch.tensor([chosen]), Purpose.EPISODE, torch.zeros(1, dtype=torch.int64))
@@ -94,7 +94,7 @@ class OneRow(gymnasium.Env[Any, Any]):
 
 
 class RowInC(gymnasium.Env[Any, Any]):
-    """A Gymnasium environment that wraps a single row of a user's environment in C.
+    """A Gymnasium environment that wraps a user's environment in C, and steps a single one of it.
 
     Args:
         source: the C file.
@@ -123,7 +123,7 @@ class RowInC(gymnasium.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin the episode of this seed, which is the same episode as in a `CompiledPool`; return its observation and
-        an empty info."""
+        an empty info. `options` has no effect."""
         super().reset(seed=seed)
         chosen = int(self.np_random.integers(2**31)) if seed is None else seed
         self._states.reset(torch.zeros(1, dtype=torch.int64), torch.tensor([chosen]))

@@ -39,8 +39,8 @@ _Path = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array of an observation, which may be nested. The array becomes columns of a flat row, a vector with all
-    numbers of the observation.
+    """One of the arrays that an observation (perhaps a nested dictionary or tuple) consists of. The array becomes
+    columns of a flat row, a vector with all numbers of the observation.
 
     Attributes:
         path: the keys and indices that lead from the observation to the array; empty if the array is the observation.
@@ -92,7 +92,7 @@ class Leaf:
         return array
 
     def columns(self, values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-        """Convert arrays `[n, *shape]` to columns `[n, size]` float32.
+        """Convert this array of n observations, `[n, *shape]`, to columns of n flat rows, `[n, size]` float32.
 
         Raises:
             ValueError: a number of a discrete space is outside the space.
@@ -169,7 +169,7 @@ class ObservationSpace:
         return zip(_starts([leaf.size for leaf in self.leaves]).tolist(), self.leaves, strict=True)
 
     def row(self, obs: Any) -> npt.NDArray[np.float32]:
-        """Flatten one observation to a row `[O]` float32.
+        """Flatten one observation to a row of all its O numbers, `[O]` float32.
 
         Raises:
             ValueError: the observation does not fit the space. The error's text continues a sentence
@@ -186,7 +186,7 @@ class ObservationSpace:
         has a first axis `n`.
 
         Returns:
-            The rows `[n, O]` float32, and whether `obs` was a single observation; then n is 1.
+            The rows of O numbers each, `[n, O]` float32, and whether `obs` was a single observation; then n is 1.
 
         Raises:
             ValueError: an observation does not fit the space. The error's text continues a sentence
@@ -309,11 +309,11 @@ class ActionSpace:
         return np.zeros(shape if self.kind == "discrete" else (*shape, len(self.choices)), np.int64)
 
     def own(self, actions: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Convert actions from the algorithm's encoding to the environment's own, `[n, …]`.
+        """Convert n actions from the algorithm's encoding to the environment's own, `[n, …]`.
 
-        The encoding is int64 indices: `[n]`, or `[n, D]` for D choices or bits. For a Box it is float32 numbers
-        `[n, A]`, which are clipped to [-1, 1] and scaled to the bounds. A NaN, from a member that diverged, counts as
-        0, the middle.
+        The encoding is int64 indices: `[n]`, or `[n, D]` for D choices or bits. For a Box of A numbers it is float32,
+        `[n, A]`, clipped to [-1, 1] and scaled to the bounds. A NaN, from a member that diverged, counts as 0, the
+        middle.
         """
         if self.bounds is None:
             if self.kind == "discrete" and not self.starts[0]:
@@ -329,9 +329,10 @@ class ActionSpace:
         return np.minimum(np.maximum(low + share * (high - low), low), high).astype(np.float32).reshape(-1, *self.shape)
 
     def relative(self, own: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Convert the environment's own actions `[n, …]` to the algorithm's encoding; the inverse of the method `own`.
+        """Convert n of the environment's own actions, `[n, …]`, to the algorithm's encoding; this is the inverse of the
+        method `own`.
 
-        The encoding is int64 indices: `[n]`, or `[n, D]` for D choices or bits. For a Box it is float32 numbers
+        The encoding is int64 indices: `[n]`, or `[n, D]` for D choices or bits. For a Box of A numbers it is float32,
         `[n, A]` in [-1, 1].
         """
         flat = own.reshape(len(own), math.prod(self.shape))
@@ -343,7 +344,8 @@ class ActionSpace:
         return np.clip(2.0 * share - 1.0, -1.0, 1.0).astype(np.float32)
 
     def sample(self, legal: npt.NDArray[np.bool_], rng: np.random.Generator) -> Any:
-        """Draw one action in the algorithm's encoding, uniformly among the actions whose mask `legal` `[A]` is True."""
+        """Draw one action in the algorithm's encoding, uniformly among those of the A actions for which `legal` `[A]`
+        is True. `rng` is the NumPy generator."""
         if self.continuous:
             return rng.uniform(-1.0, 1.0, self.size).astype(np.float32)
         if self.kind == "multibinary":
@@ -355,8 +357,8 @@ class ActionSpace:
         return int(able[rng.integers(len(able))])
 
     def flat_mask(self, mask: Any) -> Any:
-        """Return an action mask as one array `[…, A]`. The tuple of arrays that Gymnasium has for a MultiDiscrete space
-        is joined; any other mask is returned unchanged.
+        """Return an action mask as one array `[…, A]`, with an entry for each of A actions. Gymnasium's mask for a
+        MultiDiscrete space, a tuple of arrays, is joined; any other mask is returned unchanged.
 
         Raises:
             ValueError: the tuple does not fit the choices, or actions are continuous. The error's text
@@ -376,8 +378,8 @@ class ActionSpace:
         return np.concatenate(parts, axis=-1)
 
     def possible(self, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Return whether masks `[n, A]` allow any action, `[n]` bool. For a MultiBinary space this is always True,
-        because setting no bit is an action, too."""
+        """Return whether each of n masks of A actions, `[n, A]`, allows any action, `[n]` bool. For a MultiBinary space
+        this is always True, because setting no bit is an action, too."""
         if self.kind == "multibinary":
             return np.ones(len(mask), np.bool_)
         return np.asarray(np.logical_or.reduceat(mask, _starts(self.choices or (self.size,)), axis=1).all(axis=1))

@@ -99,12 +99,13 @@ class TeamEnv(gymnasium.Env[Any, Any]):
 
 
 class Situation(NamedTuple):
-    """The observations of `n` environments of K agents.
+    """The observations and legal actions of K agents in each of `n` environments, with O numbers in an observation and
+    A actions.
 
     Attributes:
         obs: `[n, K, O]`, the observations; 0 for absent agents.
         alive: `[n, K]`, whether the agent is present and acts.
-        legal: `[n, K, A]`, the legal actions.
+        legal: `[n, K, A]`, whether each action is legal.
         single: whether the caller gave one observation for each agent, not a batch.
     """
 
@@ -213,7 +214,8 @@ class TeamSpace:
 
     @cached_property
     def free(self) -> npt.NDArray[np.bool_]:
-        """Which actions each agent has, `[K, A]` bool; `A` is the most that any agent has. All are True for a Box."""
+        """Which actions each of the K agents has, `[K, A]` bool; `A` is the number of actions of the agent with the
+        most. All are True for a Box."""
         free = np.ones((len(self.ids), self.action.size), np.bool_)
         if self.action.kind == "discrete":
             free[:] = np.arange(self.action.size) < np.array([action.size for action in self.actions])[:, None]
@@ -236,7 +238,7 @@ class TeamSpace:
         return any(self.masks) or not bool(self.free.all())
 
     def legal(self, alive: npt.NDArray[np.bool_], given: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[np.bool_]:
-        """Return the legal actions of each agent, `[n, K, A]` bool.
+        """Return which of A actions are legal for each of the K agents in n environments, `[n, K, A]` bool.
 
         Args:
             alive: `[n, K]`, the agents that act. Only the first action of other agents is legal.
@@ -245,7 +247,8 @@ class TeamSpace:
         return np.where(alive[:, :, None], self.free if given is None else given, self.first)
 
     def obs(self, observed: Mapping[Any, Any], alive: Sequence[bool] | npt.NDArray[np.bool_]) -> Any:
-        """Convert observations by agent to an array `[K, O]` float32, with zeros for agents that are not `alive` `[K]`.
+        """Convert the observations of K agents, a dictionary by agent, to an array `[K, O]` float32 with O numbers
+        each, with zeros for agents that are not `alive` `[K]`.
 
         Raises:
             ValueError: an observation is missing or does not fit. The error's text continues a sentence
@@ -275,8 +278,8 @@ class TeamSpace:
         raise UsageError(f"there is no agent {key!r}{did_you_mean(str(key), self.agents)} (there are {names})")
 
     def situation(self, obs: Mapping[Any, Any], mask: Mapping[Any, Any] | None = None) -> Situation:
-        """Convert observations and action masks by agent to arrays `[n, K, …]`. Each agent has a single observation or
-        a batch of n; a mask is `[A]` or `[n, A]`.
+        """Convert dictionaries of observations and of action masks by agent to arrays `[n, K, …]`. Each of the K agents
+        has a single observation or a batch of n; a mask of A actions is `[A]` or `[n, A]`.
 
         Masks may also be part of the observations. An agent that `obs` lacks is absent; an agent that `mask` lacks may
         take all its actions.
@@ -325,12 +328,13 @@ class TeamSpace:
         return own
 
     def own(self, actions: npt.NDArray[Any]) -> dict[Any, Any]:
-        """Convert one action of a team, `[K, …]` in the algorithm's encoding, to each agent's own action, by the
-        agent's id."""
+        """Convert one action of each of the K agents, `[K, …]` in the algorithm's encoding, to the actions that the
+        environment takes, by the agent's id."""
         return {agent: own[0] for agent, own in zip(self.ids, self.own_each(actions[None]), strict=True)}
 
     def own_each(self, actions: npt.NDArray[Any]) -> list[Any]:
-        """Convert a team's actions `[n, K, …]` from the algorithm's encoding to the environment's own.
+        """Convert the actions of K agents in n environments, `[n, K, …]`, from the algorithm's encoding to the
+        environment's own.
 
         The result is a list of K items, the actions `[n, …]` of each agent: a list of integers if actions are discrete,
         else an array.

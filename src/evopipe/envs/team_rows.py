@@ -41,17 +41,17 @@ def team_step(
     space: TeamSpace, obs: Floats, reward: Floats, terminated: Bools, truncated: Bools, alive: Bools,
     mask: Bools | None = None, forced: Floats | None = None,
 ) -> RowStep:  # fmt: skip
-    """Build the results of a team's step, and find the broken rows: those with a value that is not finite, or with an
-    agent that acts next and has no legal action.
+    """Build the results of one step of K agents in n environments, and find the broken rows: environments with a value
+    that is not finite, or with an agent that acts next and has no legal action.
 
     Args:
         space: the agents' spaces.
-        obs: `[n, K, O]`, the next observations.
+        obs: `[n, K, O]`, the next observations, of O numbers each.
         reward: `[n, K]`, the rewards.
         terminated, truncated: `[n, K]`, how each agent's episode ended, if it did.
         alive: `[n, K]`, the agents that act next.
-        mask: `[n, K, A]`, the environment's masks; None if every action that an agent has is legal. If the last mask of
-            a truncated agent allows no action, all its actions count as legal.
+        mask: `[n, K, A]`, the environment's masks of A actions; None if every action that an agent has is legal. If the
+            last mask of a truncated agent allows no action, all its actions count as legal.
         forced: `[n, K, …]`, next actions that the environment sets itself, NaN elsewhere; None if it sets none.
     """
     broken: Bools = np.asarray(~(np.isfinite(obs).all(axis=(1, 2)) & np.isfinite(reward).all(axis=1)), np.bool_)
@@ -129,8 +129,8 @@ class TeamRows:
         """Do nothing, because `receive` steps these environments."""
 
     def receive(self, rows: Ints, actions: Actions) -> RowStep:
-        """Step the environments `rows` `[n]` with actions `[n, K, …]` in the algorithm's encoding; return the
-        results. Actions of agents that are not alive are ignored."""
+        """Step the environments `rows` `[n]` with the actions of K agents `[n, K, …]` in the algorithm's encoding;
+        return the results. Actions of agents that are not alive are ignored."""
         seen, ids = _Seen(self._space, len(rows), self._forces), self._space.ids
         own, turn = self._space.own_each(actions), self._turn
         with calling(self._guard, turn, "step"):
@@ -146,8 +146,9 @@ class TeamRows:
         return team_step(self._space, seen.obs, reward, terminated, truncated, alive, mask, seen.forced)
 
     def legal(self, alive: Bools) -> Bools:
-        """Return the actions `[n, K, A]` that are legal where the environments give no masks: all that an agent has, if
-        it acts (`alive` `[n, K]`), else its first action."""
+        """Return which of A actions are legal for each of K agents if the n environments give no masks, `[n, K, A]`:
+        all that an agent has, if it acts (`alive` `[n, K]`), else only its first action.
+        """
         return self._space.legal(alive)
 
     def close(self) -> None:

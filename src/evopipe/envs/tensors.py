@@ -217,10 +217,10 @@ OFFERED: dict[str, Callable[..., Any]] = {
 class TensorStep(NamedTuple):
     """The results of one step of `n` environments as tensors. No later step overwrites the tensors.
 
-    For a team every tensor is `[n, K, …]`, and all agents end at the same time.
+    For a team of K agents every tensor is `[n, K, …]`, and the episodes of all agents end at the same time.
 
     Attributes:
-        obs: `[n, O]` float32, the next observations; at the end of an episode its last one.
+        obs: `[n, O]` float32, the next observations of O numbers each; at the end of an episode its last one.
         reward: `[n]` float32, the rewards.
         terminated: `[n]` bool, whether the episode reached an end state, so that nothing is bootstrapped.
         truncated: `[n]` bool, whether the time limit cut the episode, so that the value of `obs` is bootstrapped.
@@ -311,7 +311,7 @@ class TensorPool:
 
     @property
     def obs(self) -> torch.Tensor:
-        """The current observation of every environment, `[R, O]` float32."""
+        """The current observation of each of the R environments, O numbers each: `[R, O]` float32."""
         obs: torch.Tensor = self._dynamics.observe(self._columns)
         return obs
 
@@ -335,8 +335,8 @@ class TensorPool:
     def step(self, actions: torch.Tensor, rows: torch.Tensor | None = None) -> TensorStep:
         """Step the environments `rows` `[n]`, or all if None, and return the results.
 
-        `actions` are indices `[n]` int64, or numbers `[n, A]` float32 in [-1, 1], which are scaled to the action
-        space's bounds; for a team `[n, K, …]`.
+        `actions` are indices `[n]` int64, or vectors of A numbers `[n, A]` float32 in [-1, 1], which are scaled to the
+        action space's bounds; for a team of K agents `[n, K, …]`.
         """
         if rows is None:
             columns, length, found = self._after(self._columns, self.length, actions)

@@ -122,8 +122,8 @@ class LoRA:
         return carried
 
     def beside(self, base: Base, views: Sequence[Tensor]) -> dict[str, Any]:
-        """Return the terms that `hooks.adapting` adds to the base's linear layers: a `LowRank` by module name. `views`
-        holds A and B of each layer in turn, `[P, in, rank]` and `[P, rank, out]`."""
+        """Return the terms of P members that `hooks.adapting` adds to the base's linear layers: a `LowRank` by module
+        name. `views` holds A and B of each layer in turn, `[P, in, rank]` and `[P, rank, out]`."""
         pairs = zip(base.linear, views[::2], views[1::2], strict=True)
         return {layer.name: hooks.LowRank(a, b, self.scale) for layer, a, b in pairs}
 
@@ -188,8 +188,8 @@ class Full:
         return row.clone()
 
     def beside(self, base: Base, views: Sequence[Tensor]) -> dict[str, Any]:
-        """Return the terms that `hooks.adapting` adds to the base's weights: a `WeightDelta` by module name. `views`
-        holds the terms of each weight of the base, one tensor for all members."""
+        """Return the terms of P members that `hooks.adapting` adds to the base's weights: a `WeightDelta` by module
+        name. `views` holds the terms of each weight of the base, one tensor for all members."""
         found: dict[str, hooks.WeightDelta] = {}
         for layer, view in zip(base.weights, views, strict=True):
             for module, kind in layer.modules:

@@ -61,7 +61,7 @@ class Base:
         exact: whether a member's results must have the same bits whatever other members are in the batch. Columns of
             pads are then computed too.
         length: the most tokens of a row, if members are small GPTs (see `tokens_alone`); else 0.
-        special_tokens: whether special tokens in data take effect.
+        special_tokens: whether the names of special tokens in texts of datasets and environments become these tokens.
         together: the processes among which rows are divided.
         hooked: the registered forward hooks, see `hooks`.
         active: the changes that the hooks add at present.
@@ -514,7 +514,7 @@ def _digest_of_files(folder: Path) -> str:
 
 def stacked(rows: Sequence[Sequence[int]], pad: int, left: bool) -> tuple[Tensor, Tensor]:
     """Pad rows of tokens to one length with the token `pad`, at the beginning if `left` is true, else at the end.
-    Return the tokens, `[n, L]` int64, and a mask `[n, L]` bool that is False for pads."""
+    Return the tokens of n rows of L tokens, `[n, L]` int64, and a mask `[n, L]` bool that is False for pads."""
     width = max((len(row) for row in rows), default=0)
     ids = torch.full((len(rows), width), pad, dtype=torch.int64)
     real = torch.zeros(len(rows), width, dtype=torch.bool)

@@ -25,7 +25,8 @@ _WORTH = 0.75  # share of the rows that may be left for the batch to be made sma
 
 
 class Sampling(NamedTuple):
-    """Settings by which tokens are sampled, one value for each member `[P]` or for each completion `[P, R]`.
+    """Settings by which tokens are sampled: one value for each of P members, `[P]`, or for each of R completions of
+    every member, `[P, R]`.
 
     Attributes:
         temperature: the divisor of the logits; 0 for the most likely token.
@@ -83,7 +84,8 @@ def generate(
     base: Base, active: Callable[[], Any], ids: Tensor, real: Tensor, group: int, limit: int, sampling: Sampling,
     keys: Tensor, when: int, leave: bool = True, stop: Stops = (),
 ) -> Written:  # fmt: skip
-    """Complete prompts `[P, B, L]` of `P` members, each by `group` completions of at most `limit` tokens.
+    """Write `group` completions of at most `limit` tokens for each prompt: `P` members have `B` prompts each, padded to
+    `L` tokens.
 
     If the base limits `rows_at_once`, completions are generated in parts, which are divided among the base's processes.
 
@@ -95,9 +97,9 @@ def generate(
         group: completions of each prompt.
         limit: the most tokens of a completion.
         sampling: settings of sampling.
-        keys: random keys of the members, `[P]`; or of each completion, `[P, R]`, whose draws are then the same in any
-            batch.
-        when: a number, such as the tick, that fixes the draws together with `keys`.
+        keys: random keys of the members, `[P]`; or of each of their R = B · `group` completions, `[P, R]`, whose draws
+            are then the same in any batch.
+        when: a number, such as that of the training step, that fixes the random draws together with `keys`.
         leave: whether finished completions leave the batch, which saves time. If False, a member's results have the
             same bits with any neighbours.
         stop: for each of the P · B prompts, the texts that end its completions; empty for none.
@@ -197,7 +199,8 @@ def _stopped(base: Base, ids: Tensor, place_of: Tensor, alive: Tensor, group: in
 
 
 def texts(base: Base, written: Written, stop: Stops = ()) -> list[list[str]]:
-    """Return the completions of every member as texts, each cut before the stop text that ended it.
+    """Return the completions `written` of every member as texts, each cut before the stop text that ended it. `base`
+    has the tokenizer.
 
     `stop` has for each of the P · B prompts the texts that end its completions, as `generate` took it; empty for none.
     """
@@ -238,8 +241,8 @@ def choose(log_probs: Tensor, how: Sampling, u: Tensor) -> Tensor:
 
 
 def chances(log_probs: Tensor, how: Sampling) -> Tensor:
-    """Return the probabilities `[P, n, V]` float64 with which `choose` samples tokens, from the model's `log_probs`
-    `[P, n, V]` and the settings `how` `[P, n]`.
+    """Return the probabilities with which `choose` samples each of V tokens, for n rows of P members: `[P, n, V]`
+    float64. They follow from the model's `log_probs` `[P, n, V]` and the settings `how` `[P, n]`.
 
     Filters apply in the order of `transformers` and vLLM: temperature; then the k most likely tokens, including ties
     for the k-th place; then, renormalised, the most likely of these until their probabilities sum to p.

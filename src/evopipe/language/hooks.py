@@ -80,8 +80,8 @@ def _add(base: Base, name: str, module: nn.Module, args: Any, out: Any) -> Any:
 
 @contextmanager
 def adapting(base: Base, changes: Mapping[str, Any]) -> Iterator[Any]:
-    """Return a context in which the base's model computes with members' changes, for batches `[P · B, …]` of the rows
-    of all members.
+    """Return a context in which the base's model computes with members' changes, for batches `[P · B, …]` of the B rows
+    of each of P members.
 
     `changes` has a `LowRank` or `WeightDelta` by module name. The context yields the model. The forward hooks are
     registered at the first use.
@@ -110,9 +110,10 @@ def score(
 
     Args:
         base: the base model.
-        text: the rows of `P` members.
+        text: the rows of tokens, `B` of each of `P` members; of each row the last `T` tokens are scored.
         entropy: whether the entropies of the tokens' distributions are computed too.
-        hidden: whether the hidden states `[P, B, T, H]` that predict the last `T` tokens are returned too.
+        hidden: whether the hidden states, of width `H`, that predict the last `T` tokens are returned too, `[P, B, T,
+            H]`.
         active: a function that returns a context in which the base computes with the members' changes; the default
             leaves the base unchanged.
         leaves: the tensors that the context uses and that need gradients; only needed with `rows_at_once`.
@@ -150,8 +151,8 @@ def score(
 
 
 def take(x: Tensor, rows: Tensor) -> Tensor:
-    """Select `b` of the `B` rows of each of `P` members. `x` is `[P, B]` or `[P, B, L]`, `rows` `[P, b]` are the
-    indices of the rows, and the result is `[P, b]` or `[P, b, L]`."""
+    """Select `b` of the `B` rows of each of `P` members. `x` is `[P, B]`, or `[P, B, L]` for rows of L entries; `rows`
+    `[P, b]` are the indices of the rows; and the result is `[P, b]` or `[P, b, L]`."""
     return x.gather(1, rows if x.ndim == 2 else rows[..., None].expand(-1, -1, x.shape[-1]))
 
 
@@ -247,24 +248,25 @@ def _score(base: Base, ids: Tensor, real: Tensor, width: int, entropy: bool) -> 
 
 @torch.no_grad()
 def reference(base: Base, text: Text) -> Tensor:
-    """Return the log-probabilities `[P, B, T]` of a text's last `T` tokens under the unchanged base; 0 where
-    `text.mask` is False."""
+    """Return the log-probabilities under the unchanged base of the last `T` tokens of `B` rows of each of `P` members,
+    `[P, B, T]`; 0 where `text.mask` is False."""
     _, scored = score(base, text)
     return scored.log_prob.masked_fill(~text.mask, 0.0)
 
 
 def padded(real: Tensor) -> bool:
-    """Return whether any row begins with pads; `real` `[n, L]` is False for pads. Only pads at the beginning need an
-    attention mask, because no token attends to pads after it."""
+    """Return whether any row of tokens begins with pads; `real` `[n, L]`, for n rows of L tokens, is False for pads.
+    Only pads at the beginning need an attention mask, because no token attends to pads after it."""
     return not bool(real[..., 0].all())
 
 
 def attention_inputs(real: Tensor) -> dict[str, Tensor]:
-    """Return the attention mask and the positions that a model of `transformers` needs for rows `[n, L]` that begin
-    with pads. `real` is False for pads."""
+    """Return the attention mask and the positions that a model of `transformers` needs for n rows of L tokens that may
+    begin with pads. `real` `[n, L]` is False for pads."""
     return {"attention_mask": real.long(), "position_ids": positions(real)}
 
 
 def positions(real: Tensor) -> Tensor:
-    """Return each token's position in its row, `[…, L]` int64, not counting pads. `real` `[…, L]` is False for pads."""
+    """Return the position of each token in its row of L tokens, `[…, L]` int64, not counting pads. `real` `[…, L]` is
+    False for pads."""
     return (real.long().cumsum(dim=-1) - 1).clamp(min=0)

@@ -13,8 +13,8 @@ REACH_SECONDS = 8.0
 
 
 def reach(ask: Callable[[], object], seconds: float = REACH_SECONDS) -> str | None:
-    """Call `ask`, which sends a request to the hub, in a thread with a time limit. Return None if it succeeded, else
-    why it failed."""
+    """Call `ask`, which sends a request to the hub, in a thread with a time limit of `seconds`. Return None if it
+    succeeded, else why it failed."""
     said: list[str | None] = [f"no answer within {seconds:g} s"]
 
     def run() -> None:

@@ -132,8 +132,8 @@ def place(source: Tensor, target: Tensor) -> None:
 
 
 def pack(self: Any, rows: Sequence[Tensor]) -> Tensor:
-    """Stack the flat rows of `P` members, vectors of all their weights, as one tensor `[P, N]`. Because architectures
-    differ, each matrix is padded with zeros to its shape in `self.shapes`.
+    """Stack the flat rows of `P` members, vectors of all their weights, as one tensor `[P, N]`, where N is the length
+    of the longest row. Because architectures differ, each matrix is padded with zeros to its shape in `self.shapes`.
 
     `self` is the structure of the members. Classes use this function as their method `Structure.pack`.
     """

@@ -1,4 +1,4 @@
-"""Adapters as PEFT's files, and merged into their base as a model."""
+"""LoRA adapters in PEFT's file format, and models into which an adapter is merged."""
 
 from __future__ import annotations
 

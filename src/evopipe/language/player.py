@@ -59,14 +59,14 @@ class GamePolicy:
         """Return a function that chooses the next token of each of `n` games. `seeds` `[n]` seed the games' random
         draws.
 
-        The function takes the tokens of the games so far, `[n, L]`, and the number of tokens in each game, `[n]`. It
-        returns a token for each game, `[n]` int64.
+        The function takes the tokens of the games so far, padded to L tokens, `[n, L]`, and the number of tokens in
+        each game, `[n]`. It returns a token for each game, `[n]` int64.
         """
         return joint_writer([(self._writer(seeds, self._cfg, self._hyper), np.arange(len(seeds)))], self.task.guess)
 
     def play(self, games: int = 1, seed: int = 0) -> Any:
-        """Play `games` games; return what the task's `play` returns: the return and the number of tries of each game,
-        whether it was won, and the games as data."""
+        """Play `games` games, whose random draws `seed` fixes; return what the task's `play` returns: the return and
+        the number of tries of each game, whether it was won, and the games as data."""
         seeds = rng.seeds(np.full(games, rng.run_key(seed)), Purpose.EPISODE, np.arange(games))
         return self.task.play(seeds, self.act(seeds))
 

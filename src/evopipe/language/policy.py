@@ -38,7 +38,8 @@ class LanguagePolicy:
         config: the block `language` of the parameters of its training.
         about: the content of the model's `policy.json`: scores, lineage and provenance.
         net: the member's network, which changes the base model; None for the base model alone.
-        head: the value head of a reward model, weights `[H]` and a bias; None for a language model.
+        head: the value head of a reward model: weights `[H]`, for hidden states of width H, and a bias. None for a
+            language model.
     """
 
     def __init__(
@@ -186,7 +187,8 @@ def need_base(folder: Path, about: Mapping[str, Any], base: Base, remedy: str) -
     `policy.json`.
 
     Raises:
-        DataError: it was trained over another base; the message ends with `remedy`.
+        DataError: the model was trained over another base; the message ends with the text `remedy`, which says what to
+            do.
     """
     if about.get("base") != base.digest:
         named = about.get("language")

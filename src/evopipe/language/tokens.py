@@ -84,8 +84,8 @@ class Corpus:
     digest: str
 
     def prompt_batch(self, index: Rows, pad: int) -> tuple[Tensor, Tensor]:
-        """Return the prompts of the rows `index` `[n]` as tokens `[n, L]` int64, padded on the left with the token
-        `pad`, and a mask `[n, L]` bool that is False for pads."""
+        """Return the prompts of the rows `index` `[n]` as tokens, padded on the left with the token `pad` to a common
+        length L, `[n, L]` int64; and a mask `[n, L]` bool that is False for pads."""
         return stacked([self.prompts[int(i)] for i in index], pad, left=True)
 
     def batch(self, index: Rows, pad: int) -> Text:
@@ -126,7 +126,8 @@ def tokenise(
     rows: Sequence[Mapping[str, Any]], form: Form, base: Base, cfg: LanguageConfig, fetch: TextFetch, seed: int,
     held_out: int | None = None,
 ) -> Corpus:  # fmt: skip
-    """Tokenise rows, and split the rows into training, validation and test. Rows that are too long are left out.
+    """Tokenise the rows of a dataset, and split them into training, validation and test. Rows that are too long are
+    left out.
 
     Args:
         rows: the rows.
@@ -220,7 +221,7 @@ def _too_few(rows: Sequence[Any], kept: Sequence[Mapping[str, Any]], form: Form,
 
 
 def games(rows: Sequence[Mapping[str, Any]], told: Any, base: Base, fetch: TextFetch, seed: int) -> Corpus:
-    """Split rows of games at random into training, validation and test.
+    """Split a dataset of games at random into training, validation and test; return it as a `Corpus`.
 
     Args:
         rows: the games.

@@ -106,7 +106,7 @@ def _call(found: Any, known: Mapping[str, Any]) -> ToolCall | None:
 
 
 def spoken(said: Spoken, ids: Sequence[str]) -> dict[str, Any]:
-    """Return a parsed completion as an assistant's message in the form of OpenAI's API. `ids` are the ids of
+    """Return the parsed completion `said` as an assistant's message in the form of OpenAI's API. `ids` are the ids of
     its calls."""
     message: dict[str, Any] = {"role": "assistant", "content": said.content}
     if said.calls:
@@ -118,8 +118,8 @@ def spoken(said: Spoken, ids: Sequence[str]) -> dict[str, Any]:
 
 
 def numbered(said: Spoken, place: int) -> list[str]:
-    """Return an id for each call of a completion that is the message with index `place` in its chat: nine digits, as
-    Mistral's templates require."""
+    """Return an id for each tool call of the parsed completion `said`, which is the message with index `place` in its
+    chat: nine digits, as Mistral's templates require."""
     return [f"{place:05d}{i:04d}" for i in range(len(said.calls))]
 
 

@@ -24,7 +24,8 @@ from evopipe.types import Tensor
 
 
 class VLLMEngine:
-    """A vLLM engine over a base model, for up to `members` LoRA adapters of up to `rank`.
+    """A vLLM engine that generates completions with a base model and up to `members` LoRA adapters, whose rank is at
+    most `rank`.
 
     Raises:
         MissingInputError: the extra `vllm` is not installed.
@@ -50,17 +51,17 @@ class VLLMEngine:
         self, adapters: Sequence[tuple[LoRA, Tensor]], ids: Tensor, real: Tensor, group: int, limit: int,
         how: Sampling, keys: Tensor, when: int, stop: Stops = (),
     ) -> Written:  # fmt: skip
-        """Complete the prompts of `P` members with their adapters. Entropies in the result are 0.
+        """Complete `B` prompts of each of `P` members with the member's adapter. Entropies in the result are 0.
 
         Args:
             adapters: the architecture and the flat row (all weights as one vector) of each member's adapter.
-            ids: the prompts' tokens `[P, B, L]`, padded on the left.
+            ids: the prompts' tokens `[P, B, L]`, padded on the left to L tokens.
             real: `[P, B, L]` bool, False for pads.
             group: completions of each prompt.
             limit: the most tokens of a completion.
             how: settings of sampling, `[P]`.
             keys: random keys of the members, `[P]`.
-            when: a number, such as the tick, that fixes the draws together with `keys`.
+            when: a number, such as that of the training step, that fixes the random draws together with `keys`.
             stop: for each of the P · B prompts, the texts that end its completions; empty for none.
         """
         import vllm

@@ -92,8 +92,9 @@ def _told(config: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, st
 
 
 def misfit(config: Any, held: Mapping[str, Header]) -> str | None:
-    """Return a message that names a stored tensor (of `held`) whose shape differs from that in the `transformers`
-    configuration; None if all fit. No memory is allocated for the model."""
+    """Return a message that names a stored tensor whose shape differs from the shape that the `transformers`
+    configuration `config` asks for; None if all fit. `held` has the shapes of the stored tensors. No memory is
+    allocated for the model."""
     from transformers import AutoModelForCausalLM
 
     make: Any = AutoModelForCausalLM.from_config
@@ -107,8 +108,8 @@ def misfit(config: Any, held: Mapping[str, Header]) -> str | None:
 
 
 def check_model(model: nn.Module, held: Mapping[str, Header], dtype: str, where: str) -> None:
-    """Check the weights of a loaded model. `held` has the stored tensors, and `dtype` is the type as which they were
-    loaded. Error messages begin with `where`.
+    """Check the weights of a loaded model. `held` has the shapes and types of the stored tensors, and `dtype` is the
+    type to which they were converted in loading. Error messages begin with `where`.
 
     Raises:
         DataError: a weight is quantised or not finite.

@@ -20,10 +20,10 @@ Logits = Callable[[Mapping[str, Tensor]], Tensor]
 
 
 class Writer:
-    """A callable object that chooses the next token of every game: of `n` games of each of `P` members.
+    """A callable object that chooses the next token of every game, where each of `P` members plays `n` games.
 
-    It is called with the tokens of the games so far, `[P · n, L]`, the number of tokens in each game, `[P · n]`, and
-    the number of tokens in a turn. It returns a token for each game, `[P · n]`.
+    A writer is called with the tokens of the games so far, padded to L tokens, `[P · n, L]`; the number of tokens in
+    each game, `[P · n]`; and the number of tokens in a turn. It returns a token for each game, `[P · n]`.
 
     Keys and values of earlier tokens are cached, so that no token is computed twice. A game's random draws depend only
     on its own seed and the token's position. Members are therefore compared on the same draws.
@@ -37,8 +37,9 @@ class Writer:
     """
 
     def __init__(self, nets: Mapping[str, Net], logits: Logits, cfg: Any, hyper: Hyper, seeds: np.ndarray) -> None:
-        """Begin games, one of a member for each seed `[n]`: `nets` write, `cfg` has `decode` and `beams`, `hyper` the
-        members' `temperature` `[P]`."""
+        """Begin the games: every member plays one for each of the n `seeds` `[n]`. `nets` are the networks that choose
+        tokens, and `logits` converts their outputs to logits. `cfg` has the settings `decode` and `beams`, and `hyper`
+        the members' `temperature` `[P]`."""
         self.nets, self.logits, self.cfg = nets, logits, cfg
         self.members, self.games = len(next(iter(nets.values())).values), len(seeds)
         self.device = next(iter(nets.values())).values.device
@@ -117,8 +118,8 @@ def joint_writer(
 ) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     """Return one function that chooses the next tokens of the games of several writers.
 
-    The function takes the tokens of all `R` games so far, `[R, L]`, and the number of tokens in each game, `[R]`. It
-    returns a token for each game, `[R]` int64.
+    The function takes the tokens of all `R` games so far, padded to L tokens, `[R, L]`, and the number of tokens in
+    each game, `[R]`. It returns a token for each game, `[R]` int64.
 
     Args:
         writers: pairs of a writer and the indices of the games that it plays.

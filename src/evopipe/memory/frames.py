@@ -75,7 +75,8 @@ class Frames:
         return [slice(a, b) for a, b in zip(ends, starts, strict=True)]
 
     def without_images(self, rows: np.ndarray) -> np.ndarray:
-        """Return n packed transitions `[n, W]` without the columns of their two frames, `[n, W - 2 S]`."""
+        """Return n packed transitions of W numbers, `[n, W]`, without the columns of their two frames of S bytes each,
+        `[n, W - 2 S]`."""
         return np.concatenate([rows[:, columns] for columns in self._between(rows.shape[1])], axis=1)
 
     def add(self, at: np.ndarray, rows: np.ndarray, source: np.ndarray, sources: int) -> None:
@@ -85,7 +86,7 @@ class Frames:
 
         Args:
             at: `[n]`, the rows' indices among all N, all different.
-            rows: `[n, W]`, the packed transitions; those of one environment are in order of time.
+            rows: `[n, W]`, the packed transitions of W numbers each; those of one environment are in order of time.
             source: `[n]`, the index of each transition's environment, ascending.
             sources: the number of environments.
         """
@@ -154,7 +155,8 @@ class Frames:
         return np.concatenate((again, never))
 
     def join(self, bare: Tensor, index: Tensor) -> Tensor:
-        """Return n packed transitions `[n, W]` with their images put back, as numbers in [0, 1].
+        """Return n packed transitions of W numbers, `[n, W]`, with their two frames of S pixels each put back, as
+        numbers in [0, 1].
 
         Args:
             bare: `[n, W - 2 S]`, the transitions as `without_images` returned them.

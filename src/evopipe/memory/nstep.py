@@ -30,7 +30,7 @@ class NStep:
 
     Args:
         layout: the layout of the transitions; n is its `steps`.
-        rows: `R`.
+        rows: `R`, the number of environments.
     """
 
     def __init__(self, layout: RowLayout, rows: int) -> None:
@@ -71,7 +71,7 @@ class NStep:
         Args:
             obs, action, reward, terminated, truncated, next_obs: the step: the observation before it, the action, and
                 the results.
-            next_legal, legal: the legal actions after and before the step; None if all actions are legal.
+            next_legal, legal: whether each action is legal after and before the step; None if all are.
             broken: `[R]`, unusable steps, such as those with a number that is not finite. A broken step is left out:
                 unfinished transitions of that environment end before it and bootstrap from the last good observation.
             alive: for a team, `[R, K]`, which agents took the step.

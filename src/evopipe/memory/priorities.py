@@ -30,15 +30,16 @@ class Priorities:
     (Schaul et al., ICLR 2016).
 
     Args:
-        members: `P`.
+        members: `P`, the number of members.
         capacity: the number of rows of a buffer.
-        alpha: α.
+        alpha: the exponent α.
         device: the device of the tensors.
 
     Attributes:
-        levels: the levels of the trees, `[P, n]` each. The first level holds the priorities of rows. Each entry of a
-            higher level is the sum of `FAN_OUT` entries of the level below; the last level has at most `TOP` entries.
-            Rows that are not filled have priority 0, as have padding entries at the end of a level.
+        levels: the levels of the trees, `[P, n]` each, where n is the number of entries of the level. The first level
+            holds the priorities of rows. Each entry of a higher level is the sum of `FAN_OUT` entries of the level
+            below; the last level has at most `TOP` entries. Rows that are not filled have priority 0, as have padding
+            entries at the end of a level.
         largest: `[P]`, the largest priority so far, which new rows get.
     """
 
@@ -61,17 +62,19 @@ class Priorities:
     def admit(self, slots: Tensor, index: Tensor) -> None:
         """Give each new row the largest priority so far of its member, and update the sums in the trees.
 
-        Row `index[i]` belongs to member `slots[i]`; both are `[n]` int64, and the pairs are all different.
+        There are n new rows: row `index[i]` belongs to member `slots[i]`. Both arguments are `[n]` int64, and the pairs
+        are all different.
         """
         flat, at = self.levels[0].view(-1), slots * self.levels[0].shape[1] + index
         flat.index_copy_(0, at, self.largest.index_select(0, slots))
         self._add_up(slots, index)
 
     def draw(self, slots: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw rows with probability proportional to their priorities; return their indices and probabilities.
+        """Draw B rows for each of P members, each with a probability proportional to its priority; return their indices
+        and probabilities.
 
         Args:
-            slots: `[P]` int64, the members.
+            slots: `[P]` int64, the members, by their places in the population.
             u: `[P, B]` float64, uniform numbers in [0, 1), one for each of B rows.
 
         Returns:
@@ -102,9 +105,9 @@ class Priorities:
         """Set the priorities of rows from their errors, and update the sums in the trees.
 
         Args:
-            slots: `[P]` int64, the members.
-            index: `[P, B]` int64, B rows of each member. If a row occurs several times, the largest size of its errors
-                counts.
+            slots: `[P]` int64, the P members, by their places in the population.
+            index: `[P, B]` int64, B rows of each member's buffer. If a row occurs several times, the largest size of
+                its errors counts.
             errors: `[P, B]`, the rows' errors, of either sign. A NaN leaves the row's priority as it was.
         """
         if build.serve(self.largest):

@@ -1,4 +1,4 @@
-"""The replay buffer, in packed rows.
+"""Replay buffers of packed transitions: each transition is one row of float32 numbers.
 
 A transition is one float32 row: observation, next observation, action, reward, terminated. If it spans several steps,
 it has the reward of each, and their number. If the environment masks actions, the legal next actions follow, and the
@@ -120,11 +120,13 @@ class RowLayout:
         """Pack n transitions into rows `[n, size]` float32. NumPy arrays give an array, tensors a tensor.
 
         Args:
-            obs, next_obs: `[n, O]`.
-            action: `[n]`, or `[n, A]` for continuous actions.
-            reward: `[n]`. If transitions span several steps and `taken` is given, `[n, steps]`, 0 after the last step.
-            terminated: `[n]`.
-            next_legal, legal: `[n, A]` bool, the legal actions in both observations; None if all actions are legal.
+            obs, next_obs: `[n, O]`, the observations before and after, O numbers each.
+            action: `[n]`, or `[n, A]` for continuous actions of A numbers.
+            reward: `[n]`, the rewards. If transitions span several steps and `taken` is given, `[n, steps]`, 0 after
+                the last step.
+            terminated: `[n]`, whether the episode reached an end state.
+            next_legal, legal: `[n, A]` bool, which of the A actions are legal after and before the transition; None if
+                all are.
             taken: `[n]`, the number of steps of each transition; None if each spans one step.
             alive: `[n, K]`, for a team of K agents, which agents acted; None if all acted.
             next_alive: `[n, K]`, for a team, each agent's status after the step: `GONE` (takes no part in the next
@@ -248,8 +250,8 @@ class Incoming:
         )  # fmt: skip
 
     def before(self, obs: np.ndarray, legal: np.ndarray) -> None:
-        """Write the observations `[n, O]` and the legal actions `[n, A]` of the n environments that are about to
-        step."""
+        """Write what precedes a step of n environments: the observations of O numbers, `[n, O]`, and which of the A
+        actions are legal, `[n, A]`."""
         self._obs[self._where] = obs
         if self._legal is not None:
             self._legal[self._where] = legal
@@ -264,8 +266,8 @@ class Incoming:
 
         Args:
             action, reward, terminated: `[n, …]`, `[n]` and `[n]`, for the n environments that stepped.
-            next_obs: `[n, O]`, the observations after the step.
-            next_legal: `[n, A]` bool, the legal actions after the step.
+            next_obs: `[n, O]`, the observations after the step, O numbers each.
+            next_legal: `[n, A]` bool, which of the A actions are legal after the step.
             broken: `[n]` bool, the environments whose step is unusable; their transitions are left out.
         """
         at = self._where
@@ -328,7 +330,8 @@ class Replay:
         return self.rows.view(-1, self.rows.shape[2])
 
     def add(self, rows: np.ndarray, keep: np.ndarray, each: int | None = None) -> None:
-        """Append transitions `[M, n, size]` to the M buffers; a full buffer overwrites its oldest rows.
+        """Append n transitions to each of the M buffers, `[M, n, size]` packed rows; a full buffer overwrites its
+        oldest rows.
 
         Args:
             rows: n packed transitions for each buffer.
@@ -368,7 +371,8 @@ class Replay:
             self.priorities.admit(slots, index)
 
     def add_all(self, rows: Tensor) -> None:
-        """Append transitions `[M, n, size]` that are on the device, without synchronising the host with the device.
+        """Append n transitions to each of the M buffers, packed rows `[M, n, size]` on the device, without
+        synchronising the host with the device.
 
         All buffers must be equally full. The transitions must be finite, span one step each and have no images. `rows`
         holds n packed transitions for each buffer, all of which are kept.
@@ -423,7 +427,7 @@ class Replay:
     def draw_by_priority(
         self, slots: Tensor, first: Tensor, size: Tensor, u: Tensor, weight: Tensor, beta: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Draw B transitions for each of P members with probability proportional to their priorities.
+        """Draw B transitions for each of P members, each with a probability proportional to its priority.
 
         Args:
             slots: `[P]` int64 on the device, the members.
@@ -455,7 +459,7 @@ class Replay:
     def batch(
         self, draw: Stream, slots: Tensor, first: Tensor, size: Tensor, weight: Tensor, beta: Tensor, gamma: Tensor
     ) -> tuple[Batch, Tensor]:  # fmt: skip
-        """Draw a minibatch of each member's transitions, by priorities if there are any, else uniformly.
+        """Draw a minibatch of B transitions for each of P members, by priorities if there are any, else uniformly.
 
         Args:
             draw: the stream of random numbers.
@@ -480,13 +484,14 @@ class Replay:
         return self.layout.unpack(self._rows(index, first), weight, gamma), index
 
     def batches(self, draw: Stream, slots: Tensor, first: Tensor, weight: Tensor, gamma: Tensor) -> native.Batches:
-        """Return the C kernels' sampler, which draws minibatches from this buffer as the method `batch` does.
+        """Return the C kernels' sampler, which draws minibatches for P members from this buffer as the method `batch`
+        does.
 
         Args:
             draw: the stream of random numbers.
             slots: `[P]` int64 on the device, the members.
             first: `[P]`, the index of the first row of each member's buffer, as the method `first` returns it.
-            weight: `[P, B]`, the weight of each place of the minibatch, 0 beyond the member's own batch size.
+            weight: `[P, B]`, the weight of each of the B places of the minibatch, 0 beyond the member's own batch size.
             gamma: `[P]`, the discounts.
         """
         whose = id(weight), draw.purpose  # a minibatch for another purpose is drawn by other numbers
@@ -512,20 +517,20 @@ class Replay:
         return self.draw(self.first(slots), size, u.flatten(1)).view(*u.shape, self.layout.size)
 
     def filled(self, slots: Sequence[int]) -> np.ndarray:
-        """Return the number of rows in the buffer of each of the members `slots`, `[P]` int64 on the host."""
+        """Return the number of rows in the buffer of each of the P members `slots`, `[P]` int64 on the host."""
         filled: np.ndarray = self.size[self.memory_of(slots)]
         return filled
 
     def first(self, slots: Sequence[int]) -> Tensor:
         """Return the index of the first row of each member's buffer, counted over the rows of all buffers.
 
-        `slots` are the members; the result is `[P]` int64 on the device.
+        `slots` are the P members; the result is `[P]` int64 on the device.
         """
         return upload(torch.from_numpy(self.memory_of(slots) * self.capacity), self.device)
 
     def places(self, slots: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """Return two tensors `[P]` int64 on the device, which are cached: the members' slots, and what `first` returns
-        for them."""
+        """Return two tensors `[P]` int64 on the device: the indices `slots` of P members, and the index of the first
+        row of each member's buffer, as the method `first` returns it. Both tensors are cached."""
         found = self._placed.get(slots)
         if found is None:
             if len(self._placed) >= _COHORTS:
@@ -534,7 +539,8 @@ class Replay:
         return found
 
     def memory_of(self, slots: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Return the index of the buffer of each of the members `slots`, `[P]` int64 in 0 … M − 1."""
+        """Return the index of the buffer of each of the P members `slots`, `[P]` int64, from 0 to M − 1 for M
+        buffers."""
         return np.zeros(len(slots), np.int64) if self.memories == 1 else np.asarray(slots) // self.each
 
     def draw(self, first: Tensor, size: Tensor, u: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Rollouts: the steps of a cohort's members since their last update.
+"""Rollouts: the environment steps that members of a cohort (one batch of members) took since their last update.
 
 One float32 row a step: observation, action, its log-probability, the value, whether an episode begins, advantage, value
 target, whether the step may be learned from, and the legal actions if the environment masks any.
@@ -91,13 +91,13 @@ class Rollout:
         return part
 
     def enter(self, tick: int, obs: Tensor, legal: Tensor, begins: Tensor, memory: Tensor, chosen: Chosen) -> None:
-        """Store what is known before the step is taken: observations, legal actions, recurrent states and the policy's
-        choices.
+        """Store what is known before a step of P members in E environments each: observations of O numbers, legal
+        actions among A, recurrent states of M numbers, and the policy's choices.
 
         Args:
             tick: the number of the step in the rollout.
             obs: `[P, E, O]`, the observations.
-            legal: `[P, E, A]`, the legal actions.
+            legal: `[P, E, A]`, whether each action is legal.
             begins: `[P, E]`, whether an episode begins.
             memory: `[P, E, M]`, the recurrent state before the step.
             chosen: the action, its log-probability, the value and the recurrent state after the step.
@@ -116,12 +116,13 @@ class Rollout:
         self, tick: int, next_obs: Tensor, reward: Tensor, terminated: Tensor, truncated: Tensor, broken: Tensor,
         next_alive: Tensor | None = None,
     ) -> None:  # fmt: skip
-        """Store the results of a step.
+        """Store the results of a step of P members in E environments each.
 
         Args:
             tick: the number of the step in the rollout.
-            next_obs: `[P, E, O]`, the true next observations, also where the episode ended.
-            reward, terminated, truncated: `[P, E]`.
+            next_obs: `[P, E, O]`, the true next observations of O numbers each, also where the episode ended.
+            reward, terminated, truncated: `[P, E]`, the rewards, and whether the step terminated or truncated the
+                episode.
             broken: `[P, E]`, unusable steps, such as those with a number that is not finite; for a team also those of
                 absent agents. Such a step is stored as the last of its episode with the predicted value as its reward,
                 so that its advantage is 0. Without `next_alive`, its next observation is stored as zeros.
@@ -152,16 +153,18 @@ class Rollout:
         self.after[members, tick, envs, self.layout.spaces.observations + 2] = 1.0
 
     def following(self, ticks: int) -> tuple[Tensor, ...]:
-        """Return the states after each of the first T = `ticks` ticks; `estimate` needs their values.
+        """Return the states after each of the first T = `ticks` ticks of P members in E environments each. The method
+        `estimate` needs the values of these states.
 
-        The result is a tuple: the next observations `[P, T · E, O]`, the recurrent states `[P, T · E, M]`, and for a
-        team each agent's status `next_alive` `[P, T · E]`.
+        The result is a tuple: the next observations of O numbers, `[P, T · E, O]`, the recurrent states of M numbers,
+        `[P, T · E, M]`, and for a team each agent's status `next_alive` `[P, T · E]`.
         """
         o, after = self.layout.spaces.observations, self.after[:, :ticks].flatten(1, 2)
         return after[..., :o], self.memory[:, 1 : ticks + 1].flatten(1, 2), *after[..., o + AFTER :].unbind(dim=-1)
 
     def estimate(self, ticks: int, next_value: Tensor, gamma: Tensor, lam: Tensor) -> None:
-        """Compute the advantages (GAE) and value targets of the first T = `ticks` ticks, and store them in `rows`.
+        """Compute the advantages (GAE) and value targets of the first T = `ticks` ticks of P members in E environments
+        each, and store them in `rows`.
 
         Args:
             ticks: the number of ticks.
@@ -178,7 +181,7 @@ class Rollout:
         self.rows[:, :ticks, :, at + 3 : at + 6] = torch.stack((advantage, advantage + value, valid), dim=-1)
 
     def signals(self, ticks: int) -> dict[str, Tensor]:
-        """Return training metrics of the first `ticks` ticks, `[P]` each by name.
+        """Return training metrics of the first `ticks` ticks by name, each `[P]`, one number for every member.
 
         The metrics are the explained variance of the values, the standard deviation of the advantages, and the share of
         steps that terminated an episode.
@@ -192,7 +195,7 @@ class Rollout:
         """Return a minibatch of B sequences of L steps for each of P members.
 
         Args:
-            ticks: `[P, B, L]` int64, the steps of each sequence.
+            ticks: `[P, B, L]` int64, the numbers of the steps of each sequence.
             env: `[P, B]` int64, the environment of each sequence. For a team of K agents, the result holds the
                 sequences of all agents of these environments, `[P, B · K, L]`.
             weight: `[P, B, L]`, 0 on padding, else 1. In the result, steps that must not be learned from have weight 0

@@ -25,7 +25,8 @@ class LanguageParams(RunParams):
     """The content of a `params.yaml` for a population of language models.
 
     Attributes:
-        PROBLEM, ELSEWHERE: see `RunParams`.
+        PROBLEM, ELSEWHERE: the kind of run, and the middle of the message that refuses an algorithm of another kind;
+            see `RunParams`.
         OF_OTHERS: blocks of other kinds of runs, each with the sentence that refuses the block in this file.
     """
 
@@ -38,7 +39,7 @@ class LanguageParams(RunParams):
     """Blocks that stand elsewhere, each with what is said of it here."""
 
     class Evolution(Schema):
-        """Settings of selection and mutation."""
+        """Settings of evolution: the selection of parents, and the mutation of their children."""
 
         tournament: TournamentConfig = Field(default_factory=TournamentConfig)
         mutation: TextMutation = Field(default_factory=TextMutation)
@@ -46,15 +47,33 @@ class LanguageParams(RunParams):
     class Evaluate(Schema):
         """Settings of the final evaluation on held-out rows or games."""
 
-        episodes: int = Field(256, ge=1, le=10**6, description="rows of the test split that score each member")
-        samples: int = Field(0, ge=0, le=1024, description="completions drawn of each for pass@k; 0: greedy ones alone")
-        bootstrap: int = Field(2_000, ge=100, le=10**5, description="resamples of the bootstrap interval")
+        episodes: int = Field(
+            256,
+            ge=1,
+            le=10**6,
+            description="rows of the test split on which each member is scored; in a task of games: number of games",
+        )
+        samples: int = Field(
+            0,
+            ge=0,
+            le=1024,
+            description="sampled completions of each row for pass@k, beside the greedy one that gives the score; 0: no "
+            "pass@k",
+        )
+        bootstrap: int = Field(
+            2_000,
+            ge=100,
+            le=10**5,
+            description="resamples of the bootstrap that gives the confidence interval of a score",
+        )
 
     class Export(Schema):
-        """Settings of the stage `export`, which writes the elite."""
+        """Settings of the stage `export`, which writes the elite (the best member) as files."""
 
         merged: bool = Field(
-            True, description="also write the base with the elite's adapter merged into it, a folder that can be a base"
+            True,
+            description="true: the base model with the best member's adapter merged in is written too, as a folder for "
+            "`language.model`",
         )
 
     language: LanguageConfig = Field(default_factory=LanguageConfig)
@@ -68,7 +87,9 @@ class LanguageParams(RunParams):
     runtime: TextRuntime = Field(default_factory=TextRuntime)
     tracking: TrackingConfig = Field(default_factory=TrackingConfig)
     algos: dict[str, Any] = Field(
-        default_factory=dict, validate_default=True, description="one block an algorithm: its own `Config`"
+        default_factory=dict,
+        validate_default=True,
+        description="hyper-parameters of each algorithm, in a block with the algorithm's name",
     )
 
     @property

@@ -149,7 +149,8 @@ def problem_with(
         warm: the dataset, as transitions; None for no dataset.
         workers: worker processes that step the environments; None steps them in this process.
         learners: the number of processes that may compute updates, including this one.
-        collect_rollouts: a function (regime, ticks) that collects each rollout in place of the regime.
+        collect_rollouts: a function (regime, ticks) that collects each rollout in place of the regime, the training
+            loop; None for no such function.
         described: JSON data that is stored with every policy.
     """
 

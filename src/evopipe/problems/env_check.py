@@ -1,4 +1,4 @@
-"""Checks that `params.yaml` alone does not allow: whether its environment exists, and suits the run."""
+"""Checks of parameters that need the environment itself: whether it exists, and whether it suits the run."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def evaluation(params: Params, problem: Problem[EnvSpec], trained: Sequence[Memb
     Args:
         params: the parameters.
         problem: what the run works on, with its configuration.
-        trained: the trained members, the elite last.
+        trained: the trained members, the elite (the best member) last.
         folder: the project's folder, which is not used.
     """
     return EnvEvaluation(params, problem, trained)
@@ -36,7 +36,7 @@ class EnvEvaluation:
     """The part of the stage `evaluate` for environments: it holds the members to score, and makes the report.
 
     `params` are the parameters, `problem` is what the run works on, and `trained` has the trained members, the elite
-    last.
+    (the best member) last.
     """
 
     def __init__(self, params: Params, problem: Problem[EnvSpec], trained: Sequence[Member]) -> None:

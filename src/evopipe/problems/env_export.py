@@ -50,5 +50,6 @@ def write(
 
 
 def trained(folder: Path) -> list[Policy | TeamPolicy]:
-    """Load the members of `models/trained` below the project's folder as policies, in the order of slots."""
+    """Load the members of `models/trained` below the project's folder as policies, in the order of slots (places in the
+    population)."""
     return policy.trained(folder)

@@ -193,7 +193,7 @@ def make_spec(params: LanguageParams, device: torch.device | None = None) -> Tex
 def spec_of(params: LanguageParams, base: Base, device: torch.device, cfg: LanguageConfig | None = None) -> TextSpec:
     """Return the configuration of a run of language models over a base model that was loaded before.
 
-    `cfg`, if given, replaces the block `language` of the parameters.
+    `device` is the device of the tensors. `cfg`, if given, replaces the block `language` of the parameters.
     """
     return TextSpec(
         seed=params.seed,

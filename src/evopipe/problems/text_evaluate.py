@@ -36,7 +36,7 @@ def evaluation(
     Args:
         params: the parameters.
         problem: what the run works on, with its configuration.
-        trained: the trained members, the elite last.
+        trained: the trained members, the elite (the best member) last.
         folder: the project's folder.
     """
     return TextEvaluation(params, problem, trained, folder)
@@ -50,7 +50,7 @@ class TextEvaluation:
     Args:
         params: the parameters.
         problem: what the run works on, with its configuration.
-        trained: the trained members, the elite last.
+        trained: the trained members, the elite (the best member) last.
         folder: the project's folder.
     """
 
@@ -71,7 +71,8 @@ class TextEvaluation:
             self.members.append(replace(trained[-1], tensors=plain))
 
     def told(self, played: Episodes, seeds: np.ndarray, stopped: Callable[[], bool]) -> Told:
-        """Return the report of an evaluation; sample completions or games of the elite are generated for it anew.
+        """Return the report of an evaluation. For the report, the elite (the best member) generates some completions or
+        games once more.
 
         Args:
             played: the scores of all members on held-out rows or in games.

@@ -19,7 +19,7 @@ class Told:
     """The report of the stage `evaluate`, for environments and for language models.
 
     Attributes:
-        evaluation: the content of `evaluation.json`, with the elite's scores.
+        evaluation: the content of `evaluation.json`, with the scores of the elite (the best member).
         members: the scores of every other member, by name.
         episodes: (name, seeds, returns, lengths) of every member's episodes.
         over: a text that says what the elite was scored on.

@@ -1,1 +1,2 @@
-"""The regimes, which are what members learn from. Each follows the protocol in `run.regime`."""
+"""The regimes: training loops, one for each kind of data that members learn from. Each follows the protocol in
+`run.regime`."""

@@ -67,7 +67,7 @@ class Completer:
             index: the prompts, as row numbers of the dataset.
             group: the number of completions of each prompt.
             how: how tokens are sampled.
-            when: a number, such as the tick, on which the random draws depend besides the members' keys.
+            when: a number, such as that of the round, on which the random draws depend besides the members' keys.
         """
         spec, members = self.spec, len(cohort.members)
         base, leave = spec.base, spec.cohorts == "merged"
@@ -97,8 +97,8 @@ class Completer:
         return text, written
 
     def reward(self, written: Written, index: Rows, group: int, judge: Judge | None = None) -> tuple[Tensor, int]:
-        """Return the rewards `[P, R]` float32 of completions, and the number of rewards that could not be computed and
-        are 0.
+        """Return the rewards of R completions of each of P members, `[P, R]` float32, and the number of rewards that
+        could not be computed and are 0.
 
         Each call of the judge gets the completions of one member, so that the rewards of a member do not depend on
         other members. If there are several processes, only one calls the judge and sends the others the result, because
@@ -207,11 +207,12 @@ class Dialogue:
         """Do nothing, because this regime stores nothing per member that a child could inherit."""
 
     def ended(self) -> np.ndarray:
-        """Return NaN for every slot `[P]`, because there are no episodes of an environment; see `Regime.ended`."""
+        """Return NaN for each of the P slots (places in the population), `[P]`, because there are no episodes of an
+        environment."""
         return np.full(self.clock.members, np.nan)
 
     def renew(self, slots: Sequence[int]) -> None:
-        """Do nothing, because this regime stores nothing per slot."""
+        """Do nothing, because this regime stores nothing per slot (place in the population)."""
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         self.cohorts = cohorts
@@ -302,7 +303,8 @@ class Dialogue:
         self._probe.note(cohort, of_round(text.reward, group, every))
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """Score members on the prompts of the validation split that the seeds select; see `Regime.evaluate`."""
+        """Score the members of `cohorts` by their completions of prompts of the validation split, which `seeds` select.
+        `stopped` is a function that returns whether to stop."""
         rows = self.completer.corpus.splits["validation"]
         return self.completer.evaluate(cohorts, rows[held_out(seeds, len(rows))], stopped)
 
@@ -370,7 +372,8 @@ def _wider(x: Any, prompt: int, width: int, pad: int) -> Any:
 
 
 def of_round(reward: Tensor, group: int, every: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return metrics `[P]` of a round by name: return, length, entropy, spread of rewards within groups, and others.
+    """Return the training metrics of a round of completions by name, each `[P]`: return, length, entropy, spread of
+    rewards within groups, and others.
 
     Args:
         reward: `[P, R]`, the rewards of P members' R completions each.
@@ -390,7 +393,8 @@ def of_round(reward: Tensor, group: int, every: Mapping[str, Tensor]) -> dict[st
 
 
 def scored_anew(spec: TextSpec, cohort: Cohort, text: Text) -> Text:
-    """Return a text with the log-probabilities of its tokens under the members' present weights.
+    """Return a text with the log-probabilities of its tokens under the present weights of the members in `cohort`.
+    `spec` is the run's configuration.
 
     The text's own log-probabilities differ from these if older weights or another program generated it.
     """
@@ -402,13 +406,14 @@ def scored_anew(spec: TextSpec, cohort: Cohort, text: Text) -> Text:
 def corrected(spec: TextSpec, cohort: Cohort, text: Text, drawn: Tensor | None, probe: Probe) -> tuple[Text, Tensor]:
     """Correct the advantages of tokens that older weights or another engine generated, by importance weights.
 
-    Return the text with each advantage multiplied by its importance weight, and the drift `[P]`: each member's largest
-    difference between a token's log-probability now and when it was generated. Of the loss, this corrects the policy
-    term only, as in TRL. The drift, and the share of importance weights that were bounded, are recorded as metrics.
+    Return the text with each advantage multiplied by its importance weight, and the drift `[P]` of the P members: each
+    member's largest difference between a token's log-probability now and when it was generated. Of the loss, this
+    corrects the policy term only, as in TRL. The drift, and the share of importance weights that were bounded, are
+    recorded as metrics.
 
     Args:
         spec: the run's configuration, with the kind of correction.
-        cohort: the members.
+        cohort: the members, which are computed as one batch.
         text: the text, with log-probabilities under the members' present weights, see `scored_anew`.
         drawn: the log-probabilities with which the tokens were generated; they must not be None.
         probe: the recorder of metrics.
@@ -426,15 +431,15 @@ def corrected(spec: TextSpec, cohort: Cohort, text: Text, drawn: Tensor | None, 
 
 
 def learn(spec: TextSpec, clock: Clock, cohort: Cohort, text: Text, probe: Probe) -> Tensor:
-    """Make the updates of one round, in several passes (`epochs`) over the completions; return the members' drift
-    `[P]`.
+    """Make the updates of one round, in several passes (`epochs`) over the completions; return the drift `[P]` of the P
+    members.
 
     The drift is each member's largest difference between a token's log-probability in the first update and in `text`.
 
     Args:
         spec: the run's configuration.
         clock: the run's clock.
-        cohort: the members, which are updated in place.
+        cohort: the members, which are computed as one batch, which are updated in place.
         text: the completions, with advantages.
         probe: the recorder of metrics.
     """
@@ -465,7 +470,8 @@ def _engine_of(spec: TextSpec, members: int) -> VLLMEngine | None:
 
 
 def sampling(cohort: Cohort, spec: TextSpec) -> Sampling:
-    """Return how the members of a cohort sample tokens in training: temperature, top-k and top-p of each member.
+    """Return how the members of a cohort (batch) sample tokens in training: temperature, top-k and top-p of each
+    member.
 
     A value that is not among the members' hyper-parameters is taken from the algorithm's configuration in `spec`.
     """
@@ -478,7 +484,8 @@ def sampling(cohort: Cohort, spec: TextSpec) -> Sampling:
 
 
 def take(text: Text, rows: Tensor) -> Text:
-    """Return the b rows of `text` whose numbers are `rows` `[P, b]`, separately for each of P members, as a `Text`."""
+    """Select b rows of `text` for each of P members, and return them as a `Text`. `rows` `[P, b]` has the indices of
+    the selected rows."""
 
     held = {f.name: getattr(text, f.name) for f in fields(Text)}
     some: dict[str, Any] = {name: None if x is None else hooks.take(x, rows) for name, x in held.items()}

@@ -49,13 +49,14 @@ def _learn_step(cohort: Cohort) -> int:
 
 
 def discount_rate(cohort: Cohort) -> Tensor:
-    """Return the discount γ of each member of a cohort, `[P]`; 1 if the algorithm has no discount."""
+    """Return the discount γ of each of the P members of a cohort (batch), `[P]`; 1 if the algorithm has no discount."""
     gamma = cohort.hyper.get("gamma")
     return torch.ones_like(cohort.weight[:, 0]) if gamma is None else gamma
 
 
 def learn(spec: EnvSpec, cohort: Cohort, replay: Replay, tick: int, updates: int, turn: int = 0) -> Tensor:
-    """Make updates in place, each on a new minibatch from the replay buffer; return the last losses `[P]`.
+    """Make updates of P members in place, each on a new minibatch from the replay buffer; return the members' last
+    losses `[P]`.
 
     Every member's replay buffer must hold at least one transition. The tick and the members' keys determine the random
     draws.
@@ -74,7 +75,7 @@ def learn(spec: EnvSpec, cohort: Cohort, replay: Replay, tick: int, updates: int
 
 
 class ReplayLearning:
-    """The replay buffer of a regime, and the updates from it. The buffer is empty at first.
+    """The replay buffer of a regime (training loop), and the updates from it. The buffer is empty at first.
 
     Args:
         setup: the configuration, clock, random keys, dataset and helper processes of the run, see `Setup`.
@@ -143,11 +144,13 @@ class ReplayLearning:
 
     @property
     def every(self) -> list[int]:
-        """The number of a member's environment steps from one of its updates to the next, for each cohort."""
+        """For each cohort (group of members that train as one batch), the number of a member's environment steps from
+        one update to the next."""
         return [every for every, _ in self._learn]
 
     def lessons(self) -> list[Updates] | None:
-        """Return an object for each cohort that makes the cohort's updates by the C kernels.
+        """Return for each cohort (group of members that train as one batch) an object that makes the cohort's updates
+        by the C kernels.
 
         The result is None if the kernels cannot make the updates of every cohort, or learner processes make some.
         """
@@ -167,8 +170,8 @@ class ReplayLearning:
         members become equal, because those of a member with another buffer would not fit.
 
         Args:
-            parents: `[P]`, the slot of each new member's parent, −1 for a new trial; None if all members were replaced
-                after they diverged.
+            parents: `[P]`, for each of the P new members the slot of its parent, −1 for a new trial; None if all
+                members were replaced after they diverged.
         """
         trees, each = self.replay.priorities, self._members // self.replay.memories
         if trees is None:
@@ -198,7 +201,8 @@ class ReplayLearning:
                     yield _of_share(self._spec, self.replay, Share(i, row, row + 1), own, tick, numbers)
 
     def probe(self, probe: Probe) -> None:
-        """Record training metrics after a tick, of those cohorts whose metrics are due (see `Probe.due`).
+        """Record training metrics after a tick, of those cohorts (groups of members computed as one batch) whose
+        metrics are due (see `Probe.due`).
 
         The age of the sampled transitions is recorded too, unless training is offline. The argument `probe` is the
         recorder of metrics.
@@ -227,18 +231,22 @@ class ReplayLearning:
         return clock.generation_ticks * clock.envs * each / _learn_step(cohort)
 
     def ahead(self, probe: Probe) -> int:
-        """Return after how many more ticks metrics of some cohort are due again; 1 if after the next tick.
+        """Return after how many more ticks metrics of some cohort (group of members computed as one batch) are due
+        again; 1 if after the next tick.
 
-        `probe` is the recorder of metrics."""
+        `probe` is the recorder of metrics.
+        """
         here, ticks = self._clock.here, self._clock.generation_ticks
         return min(probe.ahead(self._paced(cohort), here, ticks) for cohort in self._cohorts)
 
     def size(self, cohort: Cohort) -> dict[str, Tensor]:
-        """Return the number of transitions in each member's replay buffer, as a metric `[P]` by name."""
+        """Return the number of transitions in the replay buffer of each of the P members of a cohort (batch), as a
+        metric `[P]` with its name."""
         return {"replay/size": self._on_device(self.replay.filled(cohort.slots).tolist())}
 
     def due(self) -> list[list[int]]:
-        """Return the work of each cohort at this tick: for a cohort of P members, a list of 2 + P numbers.
+        """Return the updates that each cohort (group of members that train as one batch) has to make at this tick: for
+        a cohort of P members, a list of 2 + P numbers.
 
         The numbers are: how many updates are due, the position (`turn`) of the first update in the algorithm's period,
         and the number of transitions in each member's replay buffer.

@@ -1,4 +1,4 @@
-"""Learner processes: each updates some rows of the cohorts, in shared memory.
+"""Learner processes: each makes the updates of some members, in shared memory.
 
 For a generation, the trainer forks learners (`evopipe.parallel`). At each tick it tells them what is due, computes its
 own share, and waits. A row is computed by the same operators on the same numbers in any process, so no result depends
@@ -52,7 +52,8 @@ def learner_count(asked: int | Literal["auto"], threads: int, environments_first
 
 
 class Share(NamedTuple):
-    """The rows of one cohort that one learner updates.
+    """The members (rows) of one cohort that one learner process updates. A cohort is a group of members computed as one
+    batch.
 
     Attributes:
         cohort: the index of the cohort in the list of all cohorts.
@@ -112,8 +113,8 @@ class LearnerPool:
         processes: the most learners to use, see `learner_count`.
         ready: a function (share, rows, tick, work) that returns a function without arguments, which makes the updates
             of a share in place. `rows` is the share as a cohort of its own. `work` is a list of numbers that says what
-            the share's whole cohort has to do. Only the regime knows what the numbers mean; the first is 0 if there is
-            nothing to do.
+            the share's whole cohort has to do. Only the regime (training loop) knows what the numbers mean; the first
+            is 0 if there is nothing to do.
         compiled: whether C kernels make the updates; then threads of this process are used instead of processes.
     """
 
@@ -143,7 +144,8 @@ class LearnerPool:
             tensor.set_(place)  # type: ignore[call-overload]
 
     def adopt(self, cohorts: Sequence[Cohort], rates: Sequence[float], read: Sequence[Tensor] = ()) -> None:
-        """Divide new cohorts among the learners, and end the learners of the old cohorts.
+        """Divide new cohorts (groups of members computed as one batch) among the learners, and end the learners of the
+        old cohorts.
 
         The method must be called before anything is computed with the cohorts.
 
@@ -179,8 +181,8 @@ class LearnerPool:
 
         Args:
             tick: the number of the tick.
-            due: the work of each cohort, as a list of numbers for the function `ready` of `LearnerPool`. The first
-                number is 0 if there is nothing to do.
+            due: the work of each cohort (group of members computed as one batch), as a list of numbers for the function
+                `ready` of `LearnerPool`. The first number is 0 if there is nothing to do.
 
         Raises:
             ResourceError: a learner died.

@@ -9,7 +9,8 @@ from torch import Tensor
 
 
 class Measures:
-    """Accumulator of means: named quantities of each member, averaged over the ticks of each generation.
+    """Accumulator of means: named quantities of each member, averaged over the ticks (training steps) of each
+    generation.
 
     Args:
         members: the number of members.
@@ -21,7 +22,7 @@ class Measures:
         self._sums = torch.zeros(0, members, 1 + len(names), dtype=torch.float64)  # the first counts ticks
 
     def note(self, generation: int, slots: Sequence[int], every: Mapping[str, Tensor]) -> None:
-        """Add the values of one tick to the sums of a generation.
+        """Add the values of one tick (training step) to the sums of a generation.
 
         Args:
             generation: the number of the generation, from 0.

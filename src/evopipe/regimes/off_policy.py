@@ -128,7 +128,8 @@ class OffPolicy:
             self.nstep.put(rows, windows)
 
     def renew(self, slots: Sequence[int]) -> None:
-        """Prepare these slots for new trials (new members), see `Regime.renew`: begin new episodes.
+        """Prepare these slots (places in the population) for new trials (new members), see `Regime.renew`: begin new
+        episodes.
 
         A replay buffer that belongs to one of these slots alone is emptied.
         """
@@ -146,7 +147,8 @@ class OffPolicy:
             self._fill(slots)
 
     def ended(self) -> np.ndarray:
-        """Return the mean return of the training episodes that ended in this generation, `[P]`; see `Regime.ended`."""
+        """Return the mean return of the training episodes that ended in this generation, `[P]`, for each of the P slots
+        (places in the population); NaN for a slot without such an episode."""
         assert self.world.ended is not None
         return self.world.ended.means()
 

@@ -59,7 +59,8 @@ class Offline:
             self.replay.add(rows[None], np.ones((1, len(rows)), bool), each=len(rows))
 
     def ended(self) -> np.ndarray:
-        """Return NaN for every slot `[P]`, because members play no training episodes; see `Regime.ended`."""
+        """Return NaN for each of the P slots (places in the population), `[P]`, because members play no training
+        episodes."""
         return np.full(self.clock.members, np.nan)
 
     def renew(self, slots: Sequence[int]) -> None:

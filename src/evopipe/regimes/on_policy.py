@@ -71,10 +71,10 @@ class OnPolicy:
 
     Args:
         setup: the configuration, clock, random keys, dataset and helper processes of the run, see `Setup`.
-        collect_rollouts: a user's function (regime, ticks) that collects a rollout of so many ticks. For each tick the
-            function calls `regime.choose()` for actions, steps `regime.pool` with these, and calls `regime.record` with
-            the results, in which it may change rewards and ends of episodes. None if the regime collects rollouts
-            itself.
+        collect_rollouts: a user's function (regime, ticks) that collects a rollout of `ticks` ticks (steps of all
+            environments). For each tick the function calls `regime.choose()` for actions, steps `regime.pool` with
+            these, and calls `regime.record` with the results, in which it may change rewards and ends of episodes. None
+            if the regime collects rollouts itself.
 
     Raises:
         ParamsError: the run is to start with transitions of a dataset, which on-policy algorithms cannot use.
@@ -125,7 +125,8 @@ class OnPolicy:
         """Do nothing, because this regime stores nothing per member that a child could inherit."""
 
     def renew(self, slots: Sequence[int]) -> None:
-        """Prepare these slots for new trials (new members), see `Regime.renew`: begin new episodes."""
+        """Prepare these slots (places in the population) for new trials (new members), see `Regime.renew`: begin new
+        episodes."""
         self.world.renew(slots)
         self.returns[list(slots)] = 0.0
 
@@ -133,8 +134,8 @@ class OnPolicy:
         """Set the members that act from now on, in groups (cohorts) that are computed as one batch; see `Regime.adopt`.
 
         Episodes continue. A member keeps its recurrent state. A child takes over the recurrent state of its parent if
-        the parent was in the same slot and has the same architecture. The recurrent states of members that wait,
-        because they are in no cohort, are stored until these members continue.
+        the parent was in the same slot (place in the population) and has the same architecture. The recurrent states of
+        members that wait, because they are in no cohort, are stored until these members continue.
         """
         before = {
             member.slot: (member, each.cohort, own)
@@ -204,7 +205,8 @@ class OnPolicy:
         return found
 
     def ended(self) -> np.ndarray:
-        """Return the mean return of the training episodes that ended in this generation, `[P]`; see `Regime.ended`."""
+        """Return the mean return of the training episodes that ended in this generation, `[P]`, for each of the P slots
+        (places in the population); NaN for a slot without such an episode."""
         assert self.world.ended is not None
         return self.world.ended.means()
 

@@ -64,7 +64,7 @@ class Probe:
             self.diagnostics.forget(cohort.slots, getattr(cohort.state, "updates", None))
 
     def due(self, updates: float, moment: int, moments: int) -> bool:
-        """Return whether the extra update of a cohort is to be made now.
+        """Return whether the extra update of a cohort (group of members computed as one batch) is to be made now.
 
         A generation is divided into moments, such as ticks, at each of which an extra update can be made. It is made at
         equal intervals, about once in `EVERY` updates but at most `MOST` times in the generation, and always at the
@@ -78,7 +78,8 @@ class Probe:
         return self.ahead(updates, moment, moments) == 1
 
     def ahead(self, updates: float, moment: int, moments: int) -> int:
-        """Return how many moments away the next extra update of a cohort is; 1 means that it is to be made now.
+        """Return how many moments away the next extra update of a cohort (group of members computed as one batch) is; 1
+        means that it is to be made now.
 
         If a sparse probe leaves out this generation, the result lies beyond the generation's end.
 
@@ -102,14 +103,14 @@ class Probe:
             cohort: the members.
             batch: the minibatch of the update.
             draw: the stream of random numbers.
-            more: metrics that are recorded too, `[P]` by name.
-            hyper: the hyper-parameters, `[P]` by name; None for the members' own.
+            more: metrics that are recorded too, by name, each a number for every one of the P members, `[P]`.
+            hyper: the hyper-parameters by name, `[P]` each; None for the members' own.
         """
         hyper = cohort.hyper if hyper is None else hyper
         self.note(cohort, {**probe(self._spec, cohort, batch, draw, hyper, self._offline), **more})
 
     def note(self, cohort: Cohort, values: Mapping[str, Tensor]) -> None:
-        """Record metrics `[P]` of a cohort's members, by name."""
+        """Record metrics by name, each a number for every one of the P members of a cohort (batch), `[P]`."""
         self.diagnostics.note(cohort.slots, values)
 
     def end(
@@ -122,7 +123,7 @@ class Probe:
 
         Args:
             cohorts: the members.
-            more: a function that takes a cohort, and returns further metrics of it, `[P]` by name.
+            more: a function that takes a cohort (batch) of P members, and returns further metrics by name, `[P]` each.
             tally: counts of the episodes that ended, whose metrics are recorded too; None for none.
         """
         for cohort in cohorts:
@@ -149,7 +150,7 @@ def probe(
         cohort: the members.
         batch: the minibatch.
         draw: the stream of random numbers.
-        hyper: the hyper-parameters, `[P]` by name.
+        hyper: the hyper-parameters by name, `[P]` each.
         offline: whether members learn from a dataset alone.
     """
     algo, cfg, state = spec.algo, spec.algo_config, cohort.copied_state()

@@ -97,7 +97,7 @@ def _ticks_of(stretches: tuple[tuple[int, int], ...], device: torch.device) -> t
 
 
 def learn_from_rollout(spec: EnvSpec, cohort: Cohort, rollout: Rollout, ticks: int, tick: int) -> Tensor:
-    """Update members in place from a rollout; return the losses `[P]` of their last minibatches.
+    """Update P members in place from a rollout; return the losses `[P]` of their last minibatches.
 
     The tick and the members' keys determine the random draws.
 

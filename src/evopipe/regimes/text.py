@@ -154,11 +154,11 @@ class TextRows:
         """Do nothing, because this regime stores nothing per member that a child could inherit."""
 
     def ended(self) -> np.ndarray:
-        """Return NaN for every slot `[P]`, because there are no episodes; see `Regime.ended`."""
+        """Return NaN for each of the P slots (places in the population), `[P]`, because there are no episodes."""
         return np.full(self.clock.members, np.nan)
 
     def renew(self, slots: Sequence[int]) -> None:
-        """Do nothing, because this regime stores nothing per slot."""
+        """Do nothing, because this regime stores nothing per slot (place in the population)."""
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         self.cohorts = cohorts
@@ -283,8 +283,8 @@ def evaluate_rows(
 def figures(
     spec: TextSpec, corpus: Corpus, cohorts: Sequence[Cohort], index: np.ndarray, references: References | None
 ) -> dict[str, np.ndarray]:
-    """Return the means `[P]`, over rows of a dataset, of the statistics that the algorithm's function `figures`
-    computes.
+    """Return, for each of P members, the means `[P]` over rows of a dataset of the statistics that the algorithm's
+    function `figures` computes.
 
     The result is a dict by name, and empty if the algorithm defines no `figures`.
 

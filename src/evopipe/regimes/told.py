@@ -21,7 +21,7 @@ _Values: TypeAlias = Callable[[Any, Tensor], Tensor]
 
 @torch.no_grad()
 def of_batch(spec: Any, state: Any, hyper: Hyper, batch: Any, draw: Stream, offline: bool = False) -> dict[str, Tensor]:
-    """Return training metrics `[P]` of a minibatch by name.
+    """Return training metrics of a minibatch by name, each a number for every one of P members, `[P]`.
 
     The metrics come from the algorithm's values and policy, and from its own function `signals` if it has one. For a
     minibatch of text or games, they come from `signals` only.
@@ -29,7 +29,7 @@ def of_batch(spec: Any, state: Any, hyper: Hyper, batch: Any, draw: Stream, offl
     Args:
         spec: the run's configuration.
         state: the algorithm's state.
-        hyper: the members' hyper-parameters, `[P]` by name.
+        hyper: the members' hyper-parameters by name, `[P]` each.
         batch: the minibatch.
         draw: the stream for draws of actions.
         offline: whether members learn from a dataset alone.

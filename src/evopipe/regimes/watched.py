@@ -58,8 +58,8 @@ class Watched:
             slots: `[n]`, the slot (place in the population) of the member that acts in each environment.
             rows: `[n]`, the environments' row numbers.
             episodes: `[n]`, the number of each environment's episode within the evaluation.
-            obs: `[n, O]`, the observations before the step.
-            legal: `[n, A]`, the legal actions before the step.
+            obs: `[n, O]`, the observations of O numbers before the step.
+            legal: `[n, A]`, which of the A actions were legal before the step.
             actions: `[n, …]`, the actions.
             step: the results of the step.
         """
@@ -80,7 +80,8 @@ class Watched:
         self._found.append(found[keep])
 
     def into(self, replay: Replay) -> None:
-        """Move all recorded transitions into the members' replay buffers, sorted by slot (member) and episode.
+        """Move all recorded transitions into the members' replay buffers, sorted by slot (place in the population) and
+        episode.
 
         The order in which transitions were recorded depends on how many members were evaluated together; the sorted
         order does not.

@@ -43,7 +43,8 @@ class Facts:
     """The facts about a run, finished or not, from which the rules of advice draw their conclusions.
 
     Attributes:
-        signals: means of the signals by name, for each (generation, slot).
+        signals: means of the signals by name, for each (generation, slot); a slot is a member's place in the
+            population.
         fitness: the fitness for each (generation, slot); NaN or infinite if the member diverged.
         hyper: hyper-parameters by name, for each (generation, slot).
         config: the algorithm's block of the parameters.
@@ -52,7 +53,7 @@ class Facts:
         algo: the algorithm's name.
         solved: whether the run reached its target.
         training, evaluation: environment steps of the whole population, for each of the two purposes.
-        chosen: the score by which the elite was chosen.
+        chosen: the score by which the elite (the best member) was chosen.
         interval: the confidence interval of the elite's mean held-out return; None if it is not known yet.
     """
 
@@ -138,7 +139,8 @@ def facts_of(run: FinishedRun, params: Mapping[str, Any]) -> Facts:
 
 
 def column(run: FinishedRun, name: str) -> dict[Key, float | str]:
-    """Return the finite values of the signal `name` by (generation, slot), for `figures.trajectory` to draw."""
+    """Return the finite values of the signal `name` by (generation, slot), for `figures.trajectory` to draw. A slot is
+    a member's place in the population."""
     return {key: own[name] for key, own in run.signals.items() if math.isfinite(own.get(name, math.nan))}
 
 

@@ -84,7 +84,8 @@ class Plot:
     def line(self, points: _Points, colour: str, width: float, **look: Any) -> None:
         """Draw a line through points (x, y), with gaps where a point is NaN.
 
-        `colour` is a name in the palette, and `look` has further keywords of matplotlib's `plot`.
+        `colour` is a name in the palette, `width` the line's width in pixels, and `look` has further keywords of
+        matplotlib's `plot`.
         """
         self.axes.plot([x for x, _ in points], [y for _, y in points], color=PALETTE[colour], linewidth=width, **look)
 

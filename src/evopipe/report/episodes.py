@@ -164,7 +164,7 @@ class Shades:
     Attributes:
         advantage: the largest advantage on the page, without sign; 0 if there are none.
         ratio: the largest change of log-probability on the page, without sign.
-        left: a counter that counts each coloured token, because a page may have only so many.
+        left: a counter of the coloured tokens, because their number on a page is limited.
     """
 
     advantage: float

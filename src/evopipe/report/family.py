@@ -1,4 +1,4 @@
-"""What the report shows of other runs beside its own, once `evopipe report --with` was asked for them."""
+"""A comparison with other runs, which the report shows if `evopipe report --with` asked for it."""
 
 from __future__ import annotations
 

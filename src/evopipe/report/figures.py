@@ -159,7 +159,8 @@ def _label_ends(plot: Plot, target: float | None, best: Sequence[tuple[float, fl
 
 
 def lineage(run: FinishedRun, width: int, label: Markup) -> Markup:
-    """Draw the family tree of all members, with a column for each generation and a row for each slot.
+    """Draw the family tree of all members, with a column for each generation and a row for each slot (place in the
+    population).
 
     The figure may be wider than `width`, because a column has a least width.
     """
@@ -236,7 +237,7 @@ def _tree_words(plot: Plot, run: FinishedRun, path: set[Key]) -> None:
 
 
 def turns(run: FinishedRun, width: int, label: Markup) -> Markup:
-    """Draw when each member was training: a row for each slot, over environment steps.
+    """Draw when each member was training: a row for each slot (place in the population), over environment steps.
 
     A bar covers the steps during which one member trained, and is more opaque for higher fitness. A gap means that the
     slot's member was waiting.
@@ -342,8 +343,8 @@ def _both_limits(values: Sequence[float]) -> tuple[float, float]:
 def trajectory(run: FinishedRun, column: Mapping[Key, float | str], number: int, label: Markup) -> Markup:
     """Draw one hyper-parameter or other trait of the members over generations.
 
-    `column` has the values by (generation, slot); `number` makes the figure's ids unique on the page. The area of a dot
-    shows how many members have the value.
+    `column` has the values by (generation, slot), where a slot is a member's place in the population; `number` makes
+    the figure's ids unique on the page. The area of a dot shows how many members have the value.
     """
     categories = sorted({value for value in column.values() if isinstance(value, str)})
     place: dict[float | str, float] = {category: float(i) for i, category in enumerate(categories)}
@@ -389,7 +390,8 @@ def _trajectory_axes(plot: Plot, run: FinishedRun, categories: Sequence[str], va
 def evaluation(run: FinishedRun, width: int, label: Markup) -> Markup:
     """Draw the returns of held-out episodes: a row for each member, with a mark for each episode.
 
-    Each row also has the mean and its 95 % interval. The elite is the first row; the others are sorted by their means.
+    Each row also has the mean and its 95 % interval. The elite (the best member) is the first row; the others are
+    sorted by their means.
     """
     wide, target = width > _DESK, run.summary.target
     ranked = [run.elite, *sorted(run.members, key=lambda member: (-member.mean, member.name))]
@@ -420,7 +422,8 @@ def evaluation(run: FinishedRun, width: int, label: Markup) -> Markup:
 
 
 def replays(run: FinishedRun, width: int, label: Markup) -> Markup:
-    """Draw mean held-out returns with their intervals: of the elite, of each replay, and of all replays together.
+    """Draw mean held-out returns with their intervals: of the elite (the best member), of each replay, and of all
+    replays together.
 
     A replay is a training with the elite's hyper-parameter schedule from another seed (`evopipe replay`).
     """

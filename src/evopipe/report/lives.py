@@ -61,7 +61,8 @@ class Life:
 
 
 def lives_of(lineage: Sequence[Record], env_steps: Mapping[int, int]) -> tuple[Life, ...]:
-    """Return the histories of all members of a search, in the order of their births.
+    """Return the histories of all members of a search, in the order of their births, from the records `lineage` of all
+    generations.
 
     The result is empty if all members always trained at the same time and no trial began after the first generation.
     `env_steps` has the population's environment steps at the end of each generation.

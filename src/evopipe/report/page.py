@@ -68,7 +68,7 @@ def compose(run: FinishedRun, params: Mapping[str, Any], movie: _Movie | str, fa
     Args:
         run: the run.
         params: the parameters in the layout of `params.yaml`.
-        movie: the film of the run's elite, or a sentence that stands in its place.
+        movie: the film of the run's elite (the best member), or a sentence that stands in its place.
         family: a comparison with other runs to be included; None for none.
     """
     html = words.template("page.html.j2", True, figures=figures, words=words, flat=_flat, breakable=_breakable,

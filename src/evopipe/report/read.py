@@ -31,7 +31,7 @@ class Node:
     """The state of one member at the end of one generation.
 
     Attributes:
-        key: the (generation, slot).
+        key: the (generation, slot); a slot is a member's place in the population.
         id: the member's id, which it keeps while it survives.
         parent: the (generation, slot) in which the parent was last scored; None for initial weights.
         fitness: the score; NaN if the member diverged.
@@ -285,7 +285,7 @@ class FinishedRun:
 
     Attributes:
         generations: environment steps and the best score so far, for each generation.
-        nodes: the members' states by (generation, slot).
+        nodes: the members' states by (generation, slot); a slot is a member's place in the population.
         summary: the reason why the run ended, and its totals.
         policy: the content of the elite's `policy.json`.
         elite: the held-out scores of the best member.
@@ -317,7 +317,7 @@ class FinishedRun:
 
     @cached_property
     def descent(self) -> tuple[Node, ...]:
-        """The elite and its ancestors, generation by generation, the oldest first."""
+        """The elite (the best member) and its ancestors, generation by generation, the oldest first."""
         born = self.summary.elite
         node = next((n for n in self.nodes.values() if (n.key[0], n.id) == (born.generation, born.id)), None)
         line = []
@@ -350,8 +350,8 @@ class FinishedRun:
     def traits(self) -> tuple[dict[str, dict[Key, float | str]], dict[str, float | str]]:
         """Hyper-parameters and architecture traits of all members, as two dicts by name.
 
-        The first dict has traits that differ between members or generations, with their values by (generation, slot).
-        The second dict has constant traits, each with its one value.
+        The first dict has traits that differ between members or generations, with their values by (generation, slot); a
+        slot is a member's place in the population. The second dict has constant traits, each with its one value.
         """
         columns: dict[str, dict[Key, float | str]] = {}
         for node in self.nodes.values():

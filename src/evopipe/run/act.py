@@ -27,14 +27,15 @@ def act(
     """Choose every member's actions with exploration: `[P · E]` int64, or `[P · E, A]` float32 if actions are
     continuous.
 
-    P counts the members, E the environments of each. For a team, every array has an axis `K` (agents) after the first.
-    A diverged member's environments continue with random legal actions, because its network's outputs mean nothing.
+    P counts the members, E the environments of each, O the numbers of an observation, and A the discrete actions or the
+    numbers of a continuous one. For a team, every array has an axis `K` (agents) after the first. A diverged member's
+    environments continue with random legal actions, because its network's outputs mean nothing.
 
     Args:
         spec: the run's configuration.
         cohorts: the members, in groups whose networks are computed as one batch.
         obs: `[P · E, O]` float32, rows in the order of slots.
-        legal: `[P · E, A]` bool, the legal actions.
+        legal: `[P · E, A]` bool, whether each action is legal.
         epsilon: the exploration rate.
         tick: the number of this step; together with the members' keys it fixes the random draws.
         places: for each cohort the indices of its members among these P, or `EVERYONE` if there is one cohort with all
@@ -52,7 +53,8 @@ EVERYONE = [slice(None)]
 
 
 def places_of(cohorts: Sequence[Cohort]) -> list[list[int]]:
-    """Return for each cohort the indices of its members in the list of all cohorts' members that is ordered by slot.
+    """Return for each cohort the places of its members in a list: the list of the members of all cohorts, ordered by
+    slot (place in the population).
 
     A cohort is a group of members whose networks are computed as one batch.
     """
@@ -105,7 +107,8 @@ def take_note(
 
     Args:
         cohorts: the P members, in groups whose networks are computed as one batch.
-        obs: `[P · E, O]`, or `[P · E, K, O]` for a team, the observations in the order of slots.
+        obs: the observations in the order of slots, of O numbers for each of a member's E environments: `[P · E, O]`,
+            or `[P · E, K, O]` for a team of K agents.
         alive: for a team, `[P · E, K]`, which agents are present; None if all are.
         places: for each cohort the indices of its members among these P; None uses the members' slots.
     """
@@ -128,13 +131,14 @@ def choose(
 ) -> Tensor:  # fmt: skip
     """Choose the actions of one cohort, a group of P members whose networks are computed as one batch.
 
-    The result is `[P, E]` int64 or `[P, E, A]` float32, on the cohort's device; the host does not wait for the device.
+    The result, for E environments of each member, is `[P, E]` int64, or `[P, E, A]` float32 for continuous actions of A
+    numbers. It is on the cohort's device, for which the host does not wait.
 
     Args:
         spec: configuration.
         cohort: the members.
-        obs: `[P, E, O]` float32, in the order of the cohort's members.
-        legal: `[P, E, A]` bool, the legal actions.
+        obs: `[P, E, O]` float32, observations of O numbers, in the order of the cohort's members.
+        legal: `[P, E, A]` bool, whether each of the A actions is legal.
         explore: the exploration rate and the number of the step; None for greedy actions.
     """
     algo, cfg, own, explores = spec.algo, spec.algo_config, cohort.without_runner, explore is not None
@@ -158,18 +162,18 @@ def choose(
 def step(
     spec: EnvSpec, cohort: Cohort, obs: Tensor, legal: Tensor, begins: Tensor, memory: Tensor, tick: int | None
 ) -> Chosen:
-    """Choose actions for one step of an on-policy algorithm; return them with log-probabilities, values and recurrent
-    memory.
+    """Choose actions for one step of an on-policy algorithm; return the actions with log-probabilities, values and
+    recurrent memory.
 
     The host does not wait for the device.
 
     Args:
         spec: configuration.
-        cohort: P members whose networks are computed as one batch.
-        obs: `[P, E, O]` float32, normalised (`cohort.normalised`).
-        legal: `[P, E, A]` bool, the legal actions.
+        cohort: P members whose networks are computed as one batch; each acts in E environments.
+        obs: `[P, E, O]` float32, observations of O numbers, normalised (`cohort.normalised`).
+        legal: `[P, E, A]` bool, whether each of the A actions is legal.
         begins: `[P, E]` bool, true where an episode begins; the recurrent memory is cleared there.
-        memory: `[P, E, M]`, the recurrent memory.
+        memory: `[P, E, M]`, the recurrent memory of M numbers.
         tick: the number of the step, which together with the members' keys fixes the random draws; None for greedy
             actions.
     """
@@ -189,11 +193,12 @@ def step(
 
 
 def gather(chosen: Sequence[Tensor], places: Sequence[Any]) -> np.ndarray:
-    """Return the actions `[P, E, …]` of all cohorts as one NumPy array, in the order of slots.
+    """Return the actions of all P members in E environments each, `[P, E, …]`, as one NumPy array in the order of
+    slots.
 
-    `chosen` has the actions of each cohort. `places` has, for each cohort, the indices of its members among all P; it
-    is `EVERYONE` if there is one cohort with all members in order. The copies from the device to the host all start
-    before the first of them is waited for.
+    `chosen` has the actions of each cohort (group of members computed as one batch). `places` has, for each cohort, the
+    indices of its members among all P; it is `EVERYONE` if there is one cohort with all members in order. The copies
+    from the device to the host all start before the first of them is waited for.
     """
     if places is EVERYONE:
         return np.asarray(chosen[0].cpu())

@@ -1,4 +1,4 @@
-"""How far a run is: its ticks, generations and steps."""
+"""The counters that say how far a run is: ticks, generations and environment steps."""
 
 from __future__ import annotations
 

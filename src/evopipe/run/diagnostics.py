@@ -1,4 +1,5 @@
-"""Signals of members: how each generation's learning went, for people alone. Nothing of a run depends on them."""
+"""Training signals of members, such as losses and gradient norms. They are shown to users; no result depends on
+them."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ class Diagnostics:
     depends on them.
 
     Args:
-        members: `P`.
+        members: `P`, the number of slots (places in the population).
         device: the device on which the signals are kept.
 
     Attributes:
@@ -35,7 +36,7 @@ class Diagnostics:
         self._table = self.begun.new_zeros(members, 0, 3)  # of each name: sum, count and last
 
     def forget(self, slots: Sequence[int], updates: Tensor | None = None) -> None:
-        """Clear the signals of these slots at the beginning of a generation.
+        """Clear the signals of these slots (places in the population) at the beginning of a generation.
 
         `updates` `[n]` is the number of updates that the slots' members have made so far, the new values of `begun`;
         None leaves `begun` unchanged.
@@ -46,7 +47,7 @@ class Diagnostics:
             self.begun[rows] = updates.double()
 
     def note(self, slots: Sequence[int], values: Mapping[str, Tensor]) -> None:
-        """Add one value of each signal in `values` to the members in these slots.
+        """Add one value of each signal in `values` to the members in these slots (places in the population).
 
         `values` maps a signal's name to a tensor `[n]`, with one number for each of the n slots. The host does not wait
         for the device.
@@ -62,7 +63,8 @@ class Diagnostics:
         self._table[rows, columns] = torch.stack((total + last, count + 1.0, last), dim=-1)
 
     def told(self, slots: Sequence[int]) -> list[dict[str, tuple[float, float]]]:
-        """Return, for each of these slots, the signals of this generation by name, each as (mean, last value).
+        """Return, for each of these slots (places in the population), the signals of this generation by name, each as
+        (mean, last value).
 
         Signals without a value are left out. Names are sorted, because a checkpoint does not store their order.
         """

@@ -21,7 +21,7 @@ class Episodes:
         returns: `[P, n]`, undiscounted; not finite if the environment broke.
         lengths: `[P, n]`, the steps of each episode.
         steps: the environment steps of all episodes together.
-        more: other results by name, `[P, …]`; for a team, `agents` has each agent's own return, `[P, n, K]`.
+        more: other results by name, `[P, …]`; for a team, `agents` has the return of each of the K agents, `[P, n, K]`.
         cut: the number of episodes that `env.step_limit` ended, because the environment has no time limit of its own.
     """
 

@@ -40,7 +40,7 @@ def evaluate(
         spec: configuration.
         cohorts: the members, `P` in all, in groups whose networks are computed as one batch.
         pool: environments, at least `P`; each member uses up to `pool.rows // P` of them at a time.
-        seeds: `[n]`, the same for all members.
+        seeds: the n seeds of the episodes, `[n]`, the same for all members.
         cap: the most steps of an episode; None for no cap.
         stopped: a function that is called at every step and returns True to stop the evaluation.
         note: a function that is called with the data of every step, with the arguments of `Watch.note`; None for no
@@ -126,11 +126,11 @@ class Watch(Protocol):
         """Receive the data of one step of an evaluation, in which n environments step.
 
         Args:
-            slots: `[n]`, the slot of the member that acts in each environment.
+            slots: `[n]`, the slot (place in the population) of the member that acts in each environment.
             rows: `[n]`, the index of each environment in the pool.
             episodes: `[n]`, the number of the episode that each environment plays, an index of the evaluation's seeds.
-            obs: `[n, O]`, the observations before the step.
-            legal: `[n, A]`, the legal actions before the step.
+            obs: `[n, O]`, the observations of O numbers before the step.
+            legal: `[n, A]`, which of the A actions were legal before the step.
             actions: `[n, …]`, the actions.
             step: the results of the step; `truncated` is True too where the evaluation ended an episode at its cap.
         """
@@ -141,7 +141,8 @@ class HeldOut:
     """An object that scores members in the final evaluation; it implements `Scoring`.
 
     Two functions do the work: `evaluate` and `close`. A shard that only evaluates uses this object in place of a
-    `Regime`, so it has a regime's other attributes too. They are constants, because nothing trains.
+    `Regime`, so it has the other attributes of a regime (training loop) too. They are constants, because nothing
+    trains.
 
     Attributes:
         evaluate: the function that plays the episodes, see `Scoring.evaluate`.
@@ -191,7 +192,8 @@ def _opened(spec: EnvSpec, env: EnvConfig, rows: int, workers: Workers | None) -
 class Evaluator:
     """The evaluation of a run's members during training, with the environments that it uses.
 
-    A call with cohorts, seeds `[n]` and the function `stopped` returns `Episodes`, as `Scoring.evaluate` does.
+    The object is called with cohorts (groups of members computed as one batch), n seeds `[n]` and the function
+    `stopped`, and returns `Episodes`, as `Scoring.evaluate` does.
 
     Args:
         spec: the run's configuration.

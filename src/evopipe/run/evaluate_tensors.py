@@ -35,7 +35,7 @@ def evaluate_tensors(
         spec: the run's configuration.
         cohorts: the members, `P` in all, in groups whose networks are computed as one batch.
         pool: the environments, a `TensorPool`; each member uses up to `pool.rows // P` of them at a time.
-        seeds: `[n]`, the same for all members.
+        seeds: the n seeds of the episodes, `[n]`, the same for all members.
         cap: the most steps of an episode; None for no cap.
         stopped: a function that is called again and again and returns True to stop the evaluation.
 

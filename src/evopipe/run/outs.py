@@ -1,4 +1,4 @@
-"""The outs of a finished run: trained members, lineage, learning curve, summary and timing."""
+"""The output files of a finished run: trained members, lineage, learning curve, summary and timing."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ TIMING = ("generation", "seconds", "env_steps", "eval_steps")
 
 
 def write_results(run: Run[Any], champion: Champion, about: Mapping[str, Any], folder: Path) -> None:
-    """Write all outs of a finished run except its timing: trained members, lineage, learning curve, signals, summary.
+    """Write all output files of a finished run except its timing: trained members, lineage, learning curve, signals,
+    summary.
 
-    `folder` is the project's folder. The elite, `champion`, is stored after the members, as the last one. `about` is
-    JSON data that identifies the algorithm and the environment or base model, as `about_spec` returns it. No out holds
-    a clock time, so that equal runs write equal bytes.
+    `folder` is the project's folder. The elite (the best member), `champion`, is stored after the members, as the last
+    one. `about` is JSON data that identifies the algorithm and the environment or base model, as `about_spec` returns
+    it. No file holds a clock time, so that equal runs write equal bytes.
     """
     elite = {
         "id": champion.member.id,
@@ -67,7 +68,7 @@ def write_timing(log: Path, curve: Sequence[Sequence[Any]], folder: Path) -> Non
     """Write `reports/timing.csv`: the seconds that each generation took, and the steps taken in these seconds.
 
     `log` is the path of the run's log of events, `curve` the learning curve with a row for each generation, and
-    `folder` the project's folder. No other out has clock times.
+    `folder` the project's folder. No other output file has clock times.
 
     A killed run trains the generations after its last checkpoint twice: the seconds of the second time are written. If
     a run was stopped within a generation and continued later, the row has the seconds and steps after it continued.

@@ -24,10 +24,11 @@ def about_spec(spec: Spec) -> dict[str, Any]:
 def read_members(folder: Path, out: Path, spec: Spec) -> tuple[list[Member], dict[str, Any]]:
     """Read the members that an earlier stage stored, and the metadata stored with the members.
 
-    `folder` is the project's folder, and `out` the path in it to which the stage wrote.
+    `folder` is the project's folder, `out` the path in it to which the stage wrote, and `spec` the configuration of the
+    run that reads them.
 
     Raises:
-        MissingInputError: the out does not exist.
+        MissingInputError: there is nothing at this path.
         DataError: the members are damaged, or were written for another algorithm, environment or base model.
     """
     stage, path = layout.WRITER[out], layout.need(folder, out)
@@ -49,7 +50,7 @@ def read_start(folder: Path, spec: Spec, remedy: str) -> list[Member]:
     """Read the trained members of an earlier run in `folder`, from which a new run with the configuration `spec`
     continues.
 
-    The elite is the first of the list. Members that diverged are left out.
+    The elite (the best member) is the first of the list. Members that diverged are left out.
 
     Raises:
         MissingInputError: the folder does not exist; the message ends with `remedy`.

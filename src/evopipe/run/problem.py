@@ -1,4 +1,4 @@
-"""What a run works on, as a value."""
+"""The problem that a run works on: an environment, a team, a corpus of text or users' agents."""
 
 from __future__ import annotations
 
@@ -23,21 +23,23 @@ def _nowhere(members: int, rows: int) -> Scoring:
 
 @dataclass(frozen=True)
 class Problem(Generic[JobT]):
-    """What a run works on: an environment, a team, a corpus of text or users' agents; and how the run's parts are made.
+    """The problem that a run works on (an environment, a team, a corpus of text or users' agents), with the functions
+    that make the run's parts.
 
     Code that differs between these four kinds of problems is in the functions `live`, `held_out`, `described` and
     `inputs`.
 
     Attributes:
         spec: the configuration.
-        live: makes the regime (the training loop) from the run's clock and the members' random keys `[P]`; raises
-            MissingInputError or DataError if the data to learn from is missing or damaged.
-        held_out: makes the object that scores members in the final evaluation, from the number of members and the
-            number of environments for each member.
-        described: returns the part of `policy.json` that is equal for all members, such as the spaces, as JSON data.
+        live: a function that makes the regime (the training loop) from the run's clock and the random keys `[P]` of the
+            P members; it raises MissingInputError or DataError if the data to learn from is missing or damaged.
+        held_out: a function that makes the object that scores members in the final evaluation, from the number of
+            members and the number of environments for each member.
+        described: a function that returns the part of `policy.json` that is equal for all members, such as the spaces,
+            as JSON data.
         values: the parameters that the result depends on.
-        inputs: returns the files and folders that the result depends on, in addition to code and members; raises
-            MissingInputError if one is missing.
+        inputs: a function that returns the files and folders that the result depends on, in addition to code and
+            members; it raises MissingInputError if one is missing.
         less: the parameters to lower if memory runs out, as text for an error message.
         neighbours: how many members share a replay buffer, and must therefore be in one shard (process).
         undivided: what to change before members can be divided into shards; None if they can be.

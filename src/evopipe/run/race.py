@@ -54,7 +54,7 @@ def race(
         play: a function `(members, episodes) → returns [members, episodes]`.
         racers: the members that take part.
         met: `[T, m]`, the m members that meet in each of T tournaments.
-        members: `P`.
+        members: `P`, the number of all members.
         n: the most episodes.
         bar: the least mean return at which a second, longer evaluation may confirm the leader. If only the leader still
             plays and is clearly below `bar`, the race ends early with k < n, else k = n.
@@ -88,7 +88,7 @@ def race(
 
 
 def hopeless(returns: np.ndarray, bar: float, n: int, least: int = 2 * _FIRST, errors: float = _GIVEN_UP) -> bool:
-    """Return whether the returns `[k]` of the first episodes show that the mean of all `n` episodes will be below
+    """Return whether the returns `[k]` of the first k episodes show that the mean of all `n` episodes will be below
     `bar`.
 
     The result is True if there are at least `least` finite returns, and their mean lies more than `errors` standard
@@ -110,8 +110,8 @@ def batches(n: int) -> Iterator[slice]:
 
 
 def reached(returns: np.ndarray, bar: float, lowest: float, n: int, errors: float = 0.0) -> bool:
-    """Return whether the returns `[k]` of the first episodes show that the mean of all `n` episodes will be at or above
-    `bar`.
+    """Return whether the returns `[k]` of the first k episodes show that the mean of all `n` episodes will be at or
+    above `bar`.
 
     The test may be repeated as episodes end; it is then wrongly True in at most one case of twenty. It bets without
     replacement (Waudby-Smith & Ramdas, 2020, https://arxiv.org/abs/2006.04347):

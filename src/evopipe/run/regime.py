@@ -29,7 +29,7 @@ class Setup:
     Attributes:
         spec: the configuration.
         clock: the run's counters.
-        keys: `[P]`, the members' random keys.
+        keys: `[P]`, the random keys of the P members.
         warm: the dataset, as transitions: the only data of an offline run, else the first content of the replay
             buffers; None for no dataset.
         workers: worker processes that step the environments; None steps them in this process.
@@ -93,23 +93,25 @@ class Regime(Scoring, Protocol):
     def inherit(self, parents: Sequence[int] | None) -> None:
         """Copy what the regime stores for each member, such as priorities, from parents to their children.
 
-        `parents` `[P]` has the slot of each new member's parent, −1 for a new trial. `parents` is None if all members
-        were replaced.
+        `parents` `[P]` has, for each of the P new members, the slot of its parent, or −1 for a new trial. `parents` is
+        None if all members were replaced.
         """
 
     def renew(self, slots: Sequence[int]) -> None:
-        """Prepare these slots for new trials (members with new weights): begin new episodes, and clear the slots' own
-        data."""
+        """Prepare these slots (places in the population) for new trials (members with new weights): begin new episodes,
+        and clear the slots' own data."""
 
     def ended(self) -> np.ndarray:
-        """Return each slot's mean return over the training episodes that ended in this generation, `[P]`.
+        """Return, for each of the P slots (places in the population), the mean return of the training episodes that
+        ended in this generation, `[P]`.
 
         The value is NaN for a slot without such an episode. This method is called only if `search.fitness` is
         `training`.
         """
 
     def signals(self, slots: Sequence[int]) -> list[dict[str, tuple[float, float]]]:
-        """Return, for each of these slots, the training signals of this generation by name, each as (mean, last value).
+        """Return, for each of these slots (places in the population), the training signals of this generation by name,
+        each as (mean, last value).
 
         Signals are shown to users; no result depends on them.
         """

@@ -44,7 +44,7 @@ class Champion:
         error: the standard error of the score.
         confirmed: whether score and error come from a second, longer evaluation.
         generation: the member's best generation.
-        returns: `[n]`, the returns on the run's evaluation seeds; not finite if the environment broke.
+        returns: `[n]`, the returns on the run's n evaluation seeds; not finite if the environment broke.
     """
 
     member: Member
@@ -137,7 +137,7 @@ class Run(Generic[JobT]):
 
     @property
     def members(self) -> list[Member]:
-        """The members of all slots, in the order of slots."""
+        """The members of all slots (places in the population), in the order of slots."""
         found = list(self._held)
         for member in dissolve(self.cohorts):
             found[member.slot] = member
@@ -145,7 +145,8 @@ class Run(Generic[JobT]):
 
     @property
     def active(self) -> list[int]:
-        """The slots whose members train in this generation, all at once or in several groups."""
+        """The slots (places in the population) whose members train in this generation, all at once or in several
+        groups."""
         return sorted(self.plan.active)
 
     def close_generation(self, stopped: Callable[[], bool]) -> None:

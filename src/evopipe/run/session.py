@@ -1,4 +1,4 @@
-"""Sessions: the one place that makes a run, and holds its locks, checkpoints, signals, trackers and outs."""
+"""Sessions: the one place that makes a run, and holds its locks, checkpoints, signals, trackers and output files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ENDINGS = {"target": "target reached", "max_steps": "all steps taken"}
 
 
 def begin(problem: Problem[JobT], members: Sequence[Member], births: Sequence[Mutation] | None = None) -> Run[JobT]:
-    """Return a run that has not trained yet, with the given initial members.
+    """Return a run on the problem `problem` that has not trained yet, with the given initial members.
 
     `births` has the mutation that made each member; None if there were none.
 
@@ -58,7 +58,7 @@ class Home:
     """The folders and lock files that a run uses.
 
     Attributes:
-        folder: the folder for the run's outs.
+        folder: the folder for the run's output files.
         state: the folder for the run's log, tracking record and checkpoints.
         seconds: the least time between two checkpoints.
         locks: files that the run locks, so that no other process uses these folders.
@@ -229,8 +229,8 @@ class Session(Generic[JobT]):
         warn(self.tracker, run.regime.remarks)
 
     def write(self, champion: Champion) -> None:
-        """Write all outs of the finished run, with its best member `champion`, into `home.folder`, and report the
-        overhead of shards, if any, to the tracker."""
+        """Write all output files of the finished run, with its best member `champion`, into `home.folder`, and report
+        the overhead of shards, if any, to the tracker."""
         if account := getattr(self.run.regime, "account", None):
             self.tracker.emit(Message("info", account))
         measures = getattr(self.run.regime, "measures", None)
@@ -241,8 +241,8 @@ class Session(Generic[JobT]):
         write_timing(self.home.state / tracking.LOG, self.run.curve, self.home.folder)
 
     def end(self) -> None:
-        """Copy the outs into the tracking record, and remove all checkpoints of the run, whatever number of shards
-        wrote them."""
+        """Copy the output files into the tracking record, and remove all checkpoints of the run, whatever number of
+        shards wrote them."""
         tracking.finish(self.trackers, self.home.state, self.home.folder)
         for each in {self.store.folder, *self.home.state.glob("checkpoints*")}:
             CheckpointStore(each).clear()

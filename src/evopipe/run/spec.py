@@ -194,7 +194,8 @@ class Spec(ABC):
         return searchers.get(self.search.strategy)
 
     def searcher(self, size: int, target: float | None) -> Searcher:
-        """Return the search strategy as an object, for `size` slots; `target` is the score that ends the run."""
+        """Return the search strategy as an object, for `size` slots (places in the population); `target` is the score
+        that ends the run."""
         about = About(
             size, self.train.max_steps, self.train.evo_steps, self.space, self.seed, self.search.budget, target,
             self.search.proposer, self.mutation.mutate_elite, self.configured,
@@ -208,8 +209,8 @@ class Spec(ABC):
         return form(members, self.algo.State, self.widths, self.device, self.pace, self.cohorts)
 
     def form_alone(self, member: Member) -> list[Cohort]:
-        """Return a list with one cohort of this member only, so that no other member changes the bits of its
-        results."""
+        """Return a list with one cohort (batch of members) that has only this member, so that no other member changes
+        the bits of its results."""
         return form([member], self.algo.State, self.widths, self.device, self.pace, "exact")
 
     def check(self, members: Sequence[Member]) -> str | None:
@@ -454,8 +455,8 @@ class EnvSpec(Spec):
         return scores
 
     def of_agents(self, returns: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the results that an evaluation has in addition to scores, by name: for a team, the agents' `returns`
-        `[…, K]` under the key `agents`; else an empty dict."""
+        """Return the results that an evaluation has in addition to scores, by name: for a team, the `returns` `[…, K]`
+        of the K agents under the key `agents`; else an empty dict."""
         return {"agents": returns} if self.spaces.by_agent else {}
 
 

@@ -1,4 +1,4 @@
-"""Returns and lengths of the episodes that members end while they train, for people alone."""
+"""Returns and lengths of training episodes. They are shown to users; no result depends on them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Tally:
     (`add`), which are summed after many ticks, so that a tick costs little.
 
     Args:
-        members: `P`.
+        members: `P`, the number of slots (places in the population).
         rows: `R`, the number of environments that report by `add`.
         device: the device of these environments.
         agents: the names of a team's `K` agents, each of which has returns of its own.
@@ -49,12 +49,12 @@ class Tally:
         self._rows: Tensor | None = None  # of those who live, None if all do
 
     def ended(self, slots: np.ndarray, returns: np.ndarray, lengths: np.ndarray, *agents: np.ndarray) -> None:
-        """Add `n` whole episodes: the slots of their members, returns, lengths, and the returns of each agent, `[n]`
-        each."""
+        """Add `n` whole episodes: the slots (places in the population) of their members, returns, lengths, and the
+        returns of each agent, `[n]` each."""
         self._whole.append((slots, returns, lengths, *agents))
 
     def add(self, reward: Tensor, over: Tensor, bad: Tensor | None = None) -> None:
-        """Add the rewards of one step of all environments, `[R]`, or `[R, K]` for a team.
+        """Add the rewards of one step of R environments, `[R]`, or `[R, K]` for a team of K agents.
 
         `over` `[R]` bool says which episodes ended. `bad` `[R]` bool says which episodes were broken by the
         environment; these do not count.
@@ -70,8 +70,8 @@ class Tally:
     def settle(self, good: Tensor | None = None) -> None:
         """Add to `sums` the episodes that ended since the last call, and to `running` the rewards of the others.
 
-        `good` `[R]` bool is True in each environment whose episode ended and counts; None counts all that ended. It may
-        be given only if exactly one step was added since the last call.
+        `good` `[R]` bool is True in each of the R environments whose episode ended and counts; None counts all that
+        ended. `good` may be given only if exactly one step was added since the last call.
         """
         if self._whole:
             slots, returns, lengths, *own = (np.concatenate(each) for each in zip(*self._whole, strict=True))
@@ -107,7 +107,7 @@ class Tally:
         self.sums += found.view(self.sums.shape[1], -1, len(self.sums)).sum(dim=1).T
 
     def adopt(self, slots: Sequence[int], rows: Tensor | None = None) -> None:
-        """Begin a generation: clear the sums of these slots.
+        """Begin a generation: clear the sums of these slots (places in the population).
 
         `rows` has the indices of the environments whose rewards `add` receives from now on; None for all environments.
         """
@@ -116,24 +116,24 @@ class Tally:
         self.sums[:, list(slots)] = 0.0
 
     def renew(self, rows: np.ndarray) -> None:
-        """Discard the unfinished episodes of the environments with these indices."""
+        """Discard the unfinished episodes of the environments with the indices `rows`."""
         self.settle()
         self.running[:, upload(torch.from_numpy(rows), self.running.device)] = 0.0
 
     def in_c(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the tensors into which the C kernels add episodes. Call `settle` before the kernels run.
 
-        The tensors are the returns of the running episodes `[R]`, and of each member `[P]` the sum of the returns and
-        the number of its ended episodes, and the steps of its broken ones.
+        The tensors are the returns of the running episodes of R environments, `[R]`; and for each of P members, `[P]`:
+        the sum of the returns of its ended episodes, their number, and the number of steps of its broken episodes.
         """
         return self.running[0], self.sums[0], self.sums[2], self._lost
 
     def took(self, steps: int, living: Sequence[int], length: Tensor) -> None:
         """Add the lengths of finished episodes to `sums`, after the C kernels took `steps` environment steps for each
-        of the slots `living`.
+        of the slots (places in the population) `living`.
 
-        `length` `[R]` is the length so far of the unfinished episodes. The steps that belong neither to these nor to
-        broken episodes are the lengths of the finished ones.
+        `length` `[R]` is the length so far of the unfinished episodes of R environments. The steps that belong neither
+        to these nor to broken episodes are the lengths of the finished ones.
         """
         gone = (self.running[1] - length).view(self.sums.shape[1], -1).sum(dim=1)
         gone[list(living)] += steps
@@ -142,7 +142,7 @@ class Tally:
         self.running[1] = length.double()
 
     def into(self, diagnostics: Diagnostics, slots: Sequence[int]) -> None:
-        """Record the episodes of these slots as training signals in `diagnostics`.
+        """Record the episodes of these slots (places in the population) as training signals in `diagnostics`.
 
         The signals are the number of episodes that ended and, if any did, their mean return and length, and each
         agent's mean return.

@@ -80,8 +80,8 @@ class TextSpec(Spec):
         return Full() if self.language.full else LoRA(self.language.rank, self.language.scale)
 
     def integer(self, member: Member, name: str) -> int:
-        """Return the value of an integer hyper-parameter such as `group_size`: the member's own value, else the
-        configured value, else 1."""
+        """Return the value of the integer hyper-parameter `name`, such as `group_size`: the member's own value, else
+        the configured value, else 1."""
         return int(member.hyper.get(name, getattr(self.algo_config, name, 1)))
 
     def pace(self, member: Member) -> Pace:

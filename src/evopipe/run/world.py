@@ -119,8 +119,8 @@ class World:
             self.ended.forget(slots)
 
     def renew(self, slots: Sequence[int]) -> np.ndarray:
-        """Begin new episodes in all environments of these slots; return the indices of these environments in the
-        pool."""
+        """Begin new episodes in all environments of these slots (places in the population); return the indices of these
+        environments in the pool."""
         rows = rows_in(slots, self._clock.envs)
         self._begin(rows)
         return rows
@@ -133,8 +133,8 @@ class World:
         return x if self.rows is None else x[self.rows]
 
     def observed(self) -> list[Tensor]:
-        """Return what members need to act: observations `[P, E, O]`, legal actions `[P, E, A]`, and where an episode
-        begins `[P, E]`.
+        """Return what P members need to act in E environments each: observations of O numbers, `[P, E, O]`; whether
+        each of A actions is legal, `[P, E, A]`; and whether an episode begins, `[P, E]`.
 
         For a team a fourth tensor `[P, E]` bool says which agents are present.
         """
@@ -142,10 +142,10 @@ class World:
         return [self._by_member(self.own(x)) for x in (self.pool.obs, self.pool.mask, self.pool.begins, *there)]
 
     def actions(self, chosen: Sequence[Tensor]) -> np.ndarray:
-        """Return the actions of all cohorts as one array `[P · E, …]` for the pool.
+        """Return the actions of all P members in E environments each, as one array `[P · E, …]` for the pool.
 
-        `chosen` has the actions of each cohort, `[p, E, …]` for the p members of that cohort; P counts the members of
-        all cohorts.
+        `chosen` has the actions of each cohort (group of members computed as one batch), `[p, E, …]` for the p members
+        of that cohort.
         """
         actions = by_row(self._spec, gather(chosen, self._places))
         return actions if self._team is None else self.pool.taken(actions, self.rows)
@@ -237,14 +237,15 @@ class World:
 
 
 def rows_in(slots: Sequence[int], envs: int) -> np.ndarray:
-    """Return the indices of all environments of these slots in a pool where each slot has `envs` adjacent
-    environments."""
+    """Return the indices of all environments of these slots (places in the population) in a pool where each slot has
+    `envs` adjacent environments."""
     rows: np.ndarray = (np.asarray(slots, np.int64)[:, None] * envs + np.arange(envs)).reshape(-1)
     return rows
 
 
 def rows_of(cohorts: Sequence[Cohort], clock: Clock) -> tuple[np.ndarray | None, int]:
-    """Return the pool's indices of the environments in which the cohorts' members act, and the number of members.
+    """Return the indices in the pool of the environments in which the members of some cohorts act, and the number of
+    these members. A cohort is a group of members computed as one batch.
 
     `clock` has the run's counters. The indices are None if the cohorts contain the whole population.
     """
@@ -273,13 +274,13 @@ def _seeds(keys: np.ndarray, begun: np.ndarray, rows: np.ndarray, ahead: int) ->
 
 
 def legal_actions(spec: EnvSpec, pool: Any, members: int, envs: int) -> Tensor:
-    """Return the legal actions in environments that are tensors, `[P, E · K, A]` bool. These legal actions never
-    change.
+    """Return whether each of A actions is legal in environments that are tensors, `[P, E · K, A]` bool. The legal
+    actions of such environments never change.
 
     Args:
         spec: the run's configuration.
         pool: the environments, a `TensorPool`.
-        members: `P`.
+        members: `P`, the number of members.
         envs: `E`, the number of environments of each member; K is the number of agents in each.
     """
     legal = torch.ones(members, envs * spec.spaces.agents, spec.actions, dtype=torch.bool, device=pool.device)
@@ -289,10 +290,11 @@ def legal_actions(spec: EnvSpec, pool: Any, members: int, envs: int) -> Tensor:
 
 
 def in_slots(spec: EnvSpec, chosen: Sequence[Tensor], places: Sequence[Tensor]) -> Tensor:
-    """Return the actions of all cohorts as one tensor `[P · E, …]` in the order of slots.
+    """Return the actions of all P members in E environments each, as one tensor `[P · E, …]` in the order of slots
+    (places in the population).
 
-    `chosen` has the actions of each cohort, `[p, E, …]` for the p members of that cohort; P counts the members of all
-    cohorts. `places` has, for each cohort, the indices of its members among all members.
+    `chosen` has the actions of each cohort (group of members computed as one batch), `[p, E, …]` for the p members of
+    that cohort. `places` has, for each cohort, the indices of its members among all members.
     """
     actions = chosen[0] if len(chosen) == 1 else torch.cat(list(chosen))
     order = torch.cat(list(places)).argsort()
@@ -306,7 +308,7 @@ class TensorWorld:
 
     Args:
         spec: the run's configuration.
-        keys: `[P]`, the members' random keys.
+        keys: `[P]`, the random keys of the P members.
         clock: the run's counters.
 
     evopipe's own tensor environments never return numbers that are not finite. Users' environments are checked for such
@@ -376,8 +378,8 @@ class TensorWorld:
             self.ended.forget(slots)
 
     def renew(self, slots: Sequence[int]) -> np.ndarray:
-        """Begin new episodes in all environments of these slots; return the indices of these environments in the
-        pool."""
+        """Begin new episodes in all environments of these slots (places in the population); return the indices of these
+        environments in the pool."""
         rows, at, self._at = rows_in(slots, self._clock.envs), self._at, None
         over = torch.zeros(self.pool.rows, dtype=torch.bool)
         over[rows] = True
@@ -423,7 +425,8 @@ class TensorWorld:
 
         Args:
             layout: the layout of a row.
-            obs: `[P, E · K, O]`, the observations on which members acted.
+            obs: `[P, E · K, O]`, the observations on which P members acted: of O numbers, for each of K agents in E
+                environments.
             actions: `[R, …]`, the actions.
             step: the results of the step.
         """
@@ -442,8 +445,8 @@ class TensorWorld:
         return found
 
     def in_c(self, cohort: Cohort) -> dict[str, Any] | None:
-        """Return the arguments by name with which `native.rollouts.Ticks` steps the environments of a cohort's members
-        in C.
+        """Return the arguments by name with which `native.rollouts.Ticks` steps in C the environments of the members of
+        a cohort, a group of members computed as one batch.
 
         The result is None if the environments are not written in C.
         """

@@ -35,7 +35,7 @@ def divided(
     ends with the `with` block.
 
     Args:
-        problem: the problem that the run or the evaluation works on; go on with the one that is yielded.
+        problem: the problem that the run or the evaluation works on. Use the yielded problem in its place afterwards.
         params: the run's parameters.
         members: the number of members.
         folder: the project's folder.

@@ -166,7 +166,7 @@ class OnRay:
     Args:
         cfg: the block `runtime.shards` of the parameters.
         folder: the project's folder, in which the actors work if it exists on their machine.
-        make: a function that makes a shard's configuration, regime and clock from its first message.
+        make: a function that makes a shard's configuration, regime (training loop) and clock from its first message.
 
     Raises:
         ResourceError: Ray does not start, is not at the address, or has no room for a shard.

@@ -36,8 +36,8 @@ def served(cfg: ShardsConfig, make: Callable[..., Any]) -> bool:
     """Run as a worker of `accelerate launch` until the training ends, unless this process is rank 0.
 
     The result is True if this process was a worker. If no ranks were launched, this process launches them. `cfg` is the
-    block `runtime.shards`. `make` is a function that makes a shard's configuration, regime and clock from its first
-    message.
+    block `runtime.shards`. `make` is a function that makes a shard's configuration, regime (training loop) and clock
+    from its first message.
 
     Raises:
         UsageError: the training was started from Python and not by a command.
@@ -171,7 +171,7 @@ class Ranks:
     `scale.shards.ShardEngine`.
 
     If a rank dies, the run ends, and can be resumed from its last checkpoint. `cfg` is the block `runtime.shards`, and
-    `make` a function that makes a shard's configuration, regime and clock from its first message.
+    `make` a function that makes a shard's configuration, regime (training loop) and clock from its first message.
 
     Raises:
         ParamsError: the number of launched processes does not fit the configured number of shards.

@@ -74,7 +74,8 @@ def state_of(message: bytes) -> dict[str, Tensor]:
 class Shard:
     """One shard in its process: a part of the population with its own training loop (regime), controlled by messages.
 
-    The members' slots are counted from 0 in every shard. Every message is executed and answered by another message.
+    The members' slots (places in the population) are counted from 0 in every shard. Every message is executed and
+    answered by another message.
 
     Args:
         make: a function that makes the three attributes from the first message.

@@ -1,4 +1,4 @@
-"""The regime of a population in shards. Each shard runs the regime for some slots, in its own process, maybe elsewhere.
+"""The regime (training loop) of a population in shards. Each shard trains some members, in a process of its own.
 
 In a generation, members are sent out, every shard acts and learns, fitness and members return, and the run evolves
 them. Nothing else is exchanged. A shard whose members all wait is told so, and takes no step. A member's random draws
@@ -189,7 +189,8 @@ class Shards:
         self._new = list(slots)
 
     def ended(self) -> np.ndarray:
-        """Return each slot's mean return over the training episodes that ended in this generation, `[P]`.
+        """Return, for each of the P slots (places in the population), the mean return of the training episodes that
+        ended in this generation, `[P]`.
 
         The value is NaN for a slot without such an episode.
         """
@@ -198,7 +199,8 @@ class Shards:
         return np.concatenate([tensors["means"].numpy() for _, (_, tensors) in sorted(told.items())])
 
     def signals(self, slots: Sequence[int]) -> list[dict[str, tuple[float, float]]]:
-        """Return, for each of these slots, the training signals of this generation by name, each as (mean, last value).
+        """Return, for each of these slots (places in the population), the training signals of this generation by name,
+        each as (mean, last value).
 
         The shards sent the signals with their states at the end of the generation.
         """
@@ -303,7 +305,8 @@ class Shards:
             held.losses.copy_(losses[[places[slot] for slot in held.slots]])
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """Score all members on the same seeds `[n]`. Every shard evaluates its own members.
+        """Score all members of `cohorts` on the same n seeds `[n]`; every shard evaluates its own members. `stopped` is
+        a function that returns whether to stop.
 
         If there is only one member to score, its episodes are divided among all shards.
 

@@ -22,11 +22,15 @@ class LanguageConfig(Schema):
         """Settings of `language.model: tiny`, a small Llama with random weights that are drawn from the run's seed."""
 
         characters: str = Field(
-            "", max_length=1000, description="what its tokenizer knows, a token each; empty: all bytes"
+            "",
+            max_length=1000,
+            description="characters of the tokenizer, one token each; empty: those of a generated task, else all bytes",
         )
-        hidden: int = Field(64, ge=8, le=1024, multiple_of=8, description="width of its hidden states")
-        layers: int = Field(2, ge=1, le=16, description="its layers")
-        heads: int = Field(4, ge=1, le=16, description="attention heads of a layer; they divide `hidden`")
+        hidden: int = Field(64, ge=8, le=1024, multiple_of=8, description="width of the hidden states")
+        layers: int = Field(2, ge=1, le=16, description="number of transformer layers")
+        heads: int = Field(
+            4, ge=1, le=16, description="attention heads of each layer; `hidden` must be a multiple of 2 · heads"
+        )
 
         @model_validator(mode="after")
         def _divides(self) -> Self:
@@ -38,54 +42,80 @@ class LanguageConfig(Schema):
         """Settings of `language.model: gpt`: members are small GPTs over the tokens of a game, and their architecture
         evolves."""
 
-        hidden: int = Field(64, ge=16, le=4096, multiple_of=16, description="width of the stream between layers")
-        layers: int = Field(2, ge=1, le=64, description="layers that members start with")
-        heads: int = Field(4, ge=1, le=256, description="attention heads of each of them")
-        head: int = Field(16, ge=16, le=512, multiple_of=16, description="width of a head")
-        feedforward: int = Field(128, ge=16, le=1 << 14, multiple_of=16, description="feed-forward nodes of each layer")
+        hidden: int = Field(64, ge=16, le=4096, multiple_of=16, description="width of the hidden states")
+        layers: int = Field(2, ge=1, le=64, description="number of transformer layers of an initial member")
+        heads: int = Field(4, ge=1, le=256, description="attention heads of each layer of an initial member")
+        head: int = Field(16, ge=16, le=512, multiple_of=16, description="width of each attention head")
+        feedforward: int = Field(
+            128,
+            ge=16,
+            le=1 << 14,
+            multiple_of=16,
+            description="nodes in the feed-forward part of each layer of an initial member",
+        )
 
     model: str = Field(
         "tiny",
         min_length=1,
-        description="the base: `tiny`, made here; a folder as `save_pretrained` writes it; or a model's id on the hub; "
-        "`gpt`: none, members are whole models that play games",
+        description="base model that members adapt: `tiny` (made from `tiny` below), a folder that `save_pretrained` "
+        "wrote, or a model's id on the Hugging Face hub; `gpt`: no base, each member is a small GPT of its own that "
+        "plays games",
     )
     tiny: Tiny = Field(default_factory=Tiny)
     gpt: Gpt = Field(default_factory=Gpt)
-    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="numbers of the base's weights")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        "float32", description="number format of the base model's weights"
+    )
     engine: Literal["transformers", "vllm"] = Field(
         "transformers",
-        description="what writes completions: `transformers`, this program's own loop over the base; `vllm`, an extra, "
-        "on CUDA, for adapters of a base in a folder",
+        description="software that generates completions: `transformers`, a loop in this package; `vllm`, the vLLM "
+        "engine (an optional package, on CUDA), only for adapters of a base model in a folder",
     )
     full: bool = Field(
-        False, description="whether members change every weight of the base, for tiny ones; false: low-rank adapters"
+        False,
+        description="true: members train every weight of the base model, for small models; false: they train LoRA "
+        "adapters",
     )
-    rank: int = Field(8, ge=1, le=512, description="rank of the adapters that members start with")
-    scale: float = Field(2.0, gt=0.0, le=1000.0, description="what adapters are multiplied by, PEFT's alpha / rank")
-    task: str = Field("copy", min_length=1, description="the task: its name, or `module:Class` for one's own")
-    kwargs: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the task")
+    rank: int = Field(8, ge=1, le=512, description="rank of the LoRA adapter of an initial member")
+    scale: float = Field(2.0, gt=0.0, le=1000.0, description="factor of a LoRA adapter's output: alpha / rank in PEFT")
+    task: str = Field(
+        "copy",
+        min_length=1,
+        description="task that makes prompts and scores answers: a built-in name, or `module:Class`",
+    )
+    kwargs: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the task's class")
     reward: str | None = Field(
         None,
-        description="what scores completions: `module:function`, f(completion, row); a reward model's exported folder; "
-        "null: the task's own score",
+        description="source of a completion's reward: a function f(completion, row) as `module:function`, or the "
+        "folder of an exported reward model; null: the task's own score",
     )
-    reward_seconds: float = Field(10.0, gt=0.0, le=3600.0, description="longest that a completion's score may take")
+    reward_seconds: float = Field(
+        10.0, gt=0.0, le=3600.0, description="time limit in seconds for scoring one completion"
+    )
     chat: bool = Field(
-        False, description="whether prompts go through the model's chat template; false: texts as they are"
+        False,
+        description="true: prompts are formatted by the model's chat template; false: prompts are passed as they are",
     )
-    system: str | None = Field(None, description="what a chat begins with, as the system's message; null: nothing")
+    system: str | None = Field(None, description="system message at the start of every chat; null: none")
     special_tokens: bool = Field(
         False,
-        description="whether special tokens, such as one that ends a turn, act where they stand in the text of rows "
-        "and environments; false: there they are plain text",
+        description="true: a special token's name (such as `<eos>`) in a row's or environment's text becomes that "
+        "token; false: it stays plain text",
     )
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
-        (), strict=False, description="texts that end a completion, and are no part of what is rewarded or shown"
+        (),
+        strict=False,
+        description="texts that end a completion; they are cut off before the completion is scored or shown",
     )
-    max_prompt: int = Field(64, ge=1, le=1 << 20, description="most tokens of a prompt; longer ones are left out")
+    max_prompt: int = Field(
+        64, ge=1, le=1 << 20, description="largest number of tokens of a prompt; rows with longer prompts are dropped"
+    )
     max_completion: int = Field(
-        16, ge=1, le=1 << 20, description="most tokens of a completion; to be learned from, longer ones are left out"
+        16,
+        ge=1,
+        le=1 << 20,
+        description="largest number of tokens of a completion: generation stops there, and dataset rows with longer "
+        "completions are dropped",
     )
 
     @model_validator(mode="after")
@@ -113,38 +143,44 @@ class TextFetch(Schema):
     class Generate(Schema):
         """Settings of `fetch.source: generate`, in which the task generates the rows."""
 
-        rows: int = Field(1000, ge=2, le=10**7, description="rows made")
+        rows: int = Field(1000, ge=2, le=10**7, description="number of rows to generate")
 
     class Jsonl(Schema):
         """Settings of `fetch.source: jsonl`, which reads a file with one JSON object per line."""
 
-        path: str = Field("data/rows.jsonl", description="the file")
+        path: str = Field("data/rows.jsonl", description="path of the file")
 
     class Datasets(Schema):
         """Settings of `fetch.source: datasets`, which reads a Hugging Face dataset."""
 
-        name: str = Field("data/rows", min_length=1, description="a local folder, or an id on the hub")
-        subset: str | None = Field(
-            None, description="which of its configurations, where it has several; null: its only"
+        name: str = Field(
+            "data/rows", min_length=1, description="dataset: a local folder, or an id on the Hugging Face hub"
         )
-        split: str = Field("train", min_length=1, description="which of its splits")
+        subset: str | None = Field(None, description="name of the dataset's configuration; null: its only one")
+        split: str = Field("train", min_length=1, description="name of the dataset's split that is read")
         columns: dict[str, str] = Field(
-            default_factory=dict, description="its columns by the names that rows have here, where they are others"
+            default_factory=dict,
+            description="columns whose names are not those of the fields of a row (`prompt`, `answer` …), as {field: "
+            "column}",
         )
 
     source: Literal["generate", "jsonl", "datasets"] = Field(
-        "generate", description="which of the blocks below is read"
+        "generate",
+        description="source of the rows: `generate`, the task makes them; `jsonl`, a file; `datasets`, a Hugging Face "
+        "dataset",
     )
     generate: Generate = Field(default_factory=Generate)
     jsonl: Jsonl = Field(default_factory=Jsonl)
     datasets: Datasets = Field(default_factory=Datasets)
-    validation: float = Field(0.1, gt=0.0, lt=0.9, description="share of the rows that score members while they train")
-    test: float = Field(0.1, gt=0.0, lt=0.9, description="share of the rows for the held-out evaluation alone")
+    validation: float = Field(
+        0.1, gt=0.0, lt=0.9, description="share of the rows held out to score members during training"
+    )
+    test: float = Field(0.1, gt=0.0, lt=0.9, description="share of the rows held out for the final evaluation")
 
     overlap: Literal["keep", "leave_out", "error"] = Field(
         "keep",
-        description="what becomes of held-out rows whose prompt is learned from, too: `keep`, they are counted; "
-        "`leave_out`; `error`, they are named",
+        description="treatment of validation and test rows whose prompt is also in the training rows: `keep` them and "
+        "report their number; `leave_out`: drop them; `error`: end with a message that lists them",
     )
 
     @model_validator(mode="after")
@@ -158,15 +194,29 @@ class TextTrain(Schema):
     """Settings of the training. A step is one batch of prompts, with the updates from the completions of these prompts.
     For algorithms that learn from a dataset, a step is one batch of rows."""
 
-    algo: str = Field("grpo", description="which algorithm: a block of `algos`")
-    max_steps: int = Field(100, ge=1, le=10**9, description="steps of each member")
-    evo_steps: int = Field(10, ge=1, le=10**9, description="steps of each member between evolutions")
-    eval_episodes: int = Field(64, ge=1, le=10**6, description="held-out rows that score each member per generation")
-    confirm_episodes: int = Field(
-        256, ge=2, le=10**6, description="held-out rows that confirm a new best member that clears the target"
+    algo: str = Field(
+        "grpo", description="name of the learning algorithm; its settings are the block of that name in `algos`"
     )
-    target: float | None = Field(None, description="score that ends training early; null: never")
-    target_sigmas: float = Field(0.0, ge=0.0, description="standard errors by which the confirmed mean must clear it")
+    max_steps: int = Field(100, ge=1, le=10**9, description="training steps of each member")
+    evo_steps: int = Field(
+        10,
+        ge=1,
+        le=10**9,
+        description="training steps of each member per generation, after which selection and mutation follow",
+    )
+    eval_episodes: int = Field(
+        64, ge=1, le=10**6, description="validation rows on which each member is scored per generation"
+    )
+    confirm_episodes: int = Field(
+        256,
+        ge=2,
+        le=10**6,
+        description="validation rows on which a new best member that reaches `target` is scored again",
+    )
+    target: float | None = Field(None, description="score at which training ends early; null: never")
+    target_sigmas: float = Field(
+        0.0, ge=0.0, description="standard errors by which the score of that second evaluation must exceed `target`"
+    )
 
 
 class TextMutation(Schema):
@@ -176,12 +226,18 @@ class TextMutation(Schema):
     class Probabilities(Schema):
         """Relative weights of the kinds of mutation; they need not sum to 1."""
 
-        none: _Weight = Field(0.4, description="child equals parent")
-        rank: _Weight = Field(0.0, description="the adapter's rank grows; the member stays what it is")
-        architecture: _Weight = Field(
-            0.0, description="a GPT gains or loses a layer, heads or nodes; with what it gains it stays what it is"
+        none: _Weight = Field(0.4, description="weight of no mutation: the child equals its parent")
+        rank: _Weight = Field(
+            0.0,
+            description="weight of raising the LoRA adapter's rank; new parts start at 0, so the model's outputs do "
+            "not change",
         )
-        rl_hp: _Weight = Field(0.6, description="one RL hyper-parameter grows or shrinks")
+        architecture: _Weight = Field(
+            0.0,
+            description="weight of adding or removing a layer, heads or nodes of a GPT; an addition does not change "
+            "its outputs",
+        )
+        rl_hp: _Weight = Field(0.6, description="weight of raising or lowering one hyper-parameter of the algorithm")
 
         @model_validator(mode="before")
         @classmethod
@@ -197,42 +253,60 @@ class TextMutation(Schema):
     class Gpt(Schema):
         """Bounds of the architectures of small GPTs, which mutations must keep."""
 
-        min_layers: int = Field(1, ge=1, le=8, description="fewest layers")
-        max_layers: int = Field(4, ge=1, le=8, description="most layers")
-        min_heads: int = Field(1, ge=1, le=256, description="fewest heads of a layer")
-        max_heads: int = Field(8, ge=1, le=256, description="most heads of a layer; one at a time comes or goes")
-        min_nodes: int = Field(16, ge=16, le=4096, multiple_of=16, description="fewest feed-forward nodes of a layer")
-        max_nodes: int = Field(256, ge=16, le=4096, multiple_of=16, description="most feed-forward nodes of a layer")
+        min_layers: int = Field(1, ge=1, le=8, description="smallest number of transformer layers")
+        max_layers: int = Field(4, ge=1, le=8, description="largest number of transformer layers")
+        min_heads: int = Field(1, ge=1, le=256, description="smallest number of attention heads of a layer")
+        max_heads: int = Field(
+            8, ge=1, le=256, description="largest number of attention heads of a layer; a mutation adds or removes one"
+        )
+        min_nodes: int = Field(
+            16, ge=16, le=4096, multiple_of=16, description="smallest number of feed-forward nodes of a layer"
+        )
+        max_nodes: int = Field(
+            256, ge=16, le=4096, multiple_of=16, description="largest number of feed-forward nodes of a layer"
+        )
 
         _ordered = ordered("layers", "heads", "nodes")
 
     probabilities: Probabilities = Field(default_factory=Probabilities)
-    max_rank: int = Field(32, ge=1, le=512, description="largest rank that mutation may reach")
+    max_rank: int = Field(32, ge=1, le=512, description="largest rank of a LoRA adapter that mutation may reach")
     gpt: Gpt = Field(default_factory=Gpt)
-    mutate_elite: bool = Field(False, description="whether the elite's own copy in slot 0 mutates too")
-    before_training: bool = Field(False, description="mutate every initial member once (kind `none` excluded)")
+    mutate_elite: bool = Field(
+        False, description="true: the copy of the best member in slot 0 is mutated too; false: it stays unchanged"
+    )
+    before_training: bool = Field(
+        False, description="true: every initial member is mutated once before training; kind `none` is not drawn"
+    )
 
 
 class TextRuntime(Schema):
     """Settings of where and how a run computes: device, threads, processes, checkpoints."""
 
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="`auto`: CUDA where present, else CPU")
-    threads: int = Field(1, ge=1, le=256, description="torch threads; tracked, for it changes results in the last bits")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="device of the models: `cpu`, `cuda`, or `auto` (CUDA if there is a GPU, else the CPU)"
+    )
+    threads: int = Field(
+        1,
+        ge=1,
+        le=256,
+        description="CPU threads of PyTorch; a change makes stages run again, because it changes the last bits of "
+        "results",
+    )
     cohorts: Literal["merged", "exact"] = Field(
         "merged",
-        description="`merged`: members of unlike ranks share a batch, and finished completions leave it; `exact`: no "
-        "bit of a member depends on its neighbours",
+        description="grouping of members into batches: `merged`, members of different ranks share a batch, which is "
+        "faster; `exact`, only equal ranks do, and no bit of a member's results depends on the other members",
     )
     rows_at_once: int | None = Field(
         None,
         ge=1,
-        description="rows of text of each member that pass through the base at a time: fewer take less memory, and to "
-        "learn are computed twice; tracked, for it changes results in the last bits; null: all",
+        description="text rows of each member in one forward pass of the base model; null: all. A lower number needs "
+        "less memory, but recomputes the forward pass for the gradients, and changes the last bits of results",
     )
     learners: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = Field(
         "auto",
-        description="processes that divide the learning of GPTs on the CPU; `auto`: by CPUs, members and work; 1: the "
-        "trainer alone, as wherever `threads` is more than 1; changes no result",
+        description="processes that share the CPU training of GPT members; `auto`: chosen from CPUs, members and work; "
+        "1: the main process alone, always so if `threads` is above 1; no effect on results",
     )
-    checkpoint_seconds: float = Field(30.0, gt=0.0, description="least time between two checkpoints")
+    checkpoint_seconds: float = Field(30.0, gt=0.0, description="shortest time in seconds between two checkpoints")
     shards: ShardsConfig = Field(default_factory=ShardsConfig, validate_default=True)

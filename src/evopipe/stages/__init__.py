@@ -1,5 +1,5 @@
-"""The stages, a module each. `run(params, quiet, folder)` reads the outs of earlier stages below a folder, and writes
-its own.
+"""The stages, a module each. `run(params, quiet, folder)` reads the files that earlier stages wrote below a folder, and
+writes its own.
 
 What differs between environments and language models is in `problems`.
 

@@ -1,4 +1,4 @@
-"""Stage `buffer`: converts the dataset to what members read."""
+"""Stage `buffer`: converts the dataset to the form from which members learn."""
 
 from __future__ import annotations
 

@@ -25,8 +25,9 @@ _ROWS = 128  # environments that evaluation steps at a time, if there are that m
 def run(params: AnyParams, quiet: bool = False, folder: Path = Path()) -> None:
     """Run the stage `evaluate`: score every member of `models/trained` on held-out seeds or rows.
 
-    The scores of the elite and of every member, and all episodes, are written to `reports/`; for language models also
-    the base model's scores and some completions. Inputs and outputs are below `folder`. `quiet` suppresses messages.
+    The scores of the elite (the best member) and of every member, and all episodes, are written to `reports/`; for
+    language models also the base model's scores and some completions. Inputs and outputs are below `folder`. `quiet`
+    suppresses messages.
     """
     if served(params.runtime.shards):
         return

@@ -22,8 +22,8 @@ from evopipe.version import __version__
 
 
 def run(params: AnyParams, quiet: bool = False, folder: Path = Path()) -> None:
-    """Run the stage `export`: write the elite to `models/elite`, with its weights, description, provenance and a model
-    card.
+    """Run the stage `export`: write the elite (the best member) to `models/elite`, with its weights, description,
+    provenance and a model card.
 
     Inputs and outputs are below `folder`. `quiet` suppresses messages.
     """
@@ -43,7 +43,8 @@ def run(params: AnyParams, quiet: bool = False, folder: Path = Path()) -> None:
 
 
 def provenance(params: AnyParams, folder: Path) -> dict[str, Any]:
-    """Return the provenance of an elite as JSON data: versions, git commit, hashes of code and parameters, and machine.
+    """Return the provenance of an elite (best member) as JSON data: versions, git commit, hashes of code and
+    parameters, and machine.
 
     `params` are the run's parameters, and `folder` is a folder of the git repository.
     """
@@ -57,7 +58,8 @@ def provenance(params: AnyParams, folder: Path) -> dict[str, Any]:
 
 
 def scored(folder: Path, needed: Collection[str]) -> dict[str, Any]:
-    """Read `reports/evaluation.json`, which has the held-out scores of the elite and facts about the evaluation.
+    """Read `reports/evaluation.json`, which has the held-out scores of the elite (the best member) and facts about the
+    evaluation.
 
     Raises:
         MissingInputError: the file does not exist.

@@ -11,7 +11,7 @@ from evopipe.formats import interval, score
 
 
 def tell(text: str, quiet: bool) -> None:
-    """Print a line about a stage's work to stdout, unless `quiet`. A closed pipe at stdout causes no error."""
+    """Print the line `text` about a stage's work to stdout, unless `quiet`. A closed pipe at stdout causes no error."""
     if quiet or sys.stdout is None:
         return
     try:
@@ -21,12 +21,13 @@ def tell(text: str, quiet: bool) -> None:
 
 
 def warn(text: str) -> None:
-    """Print a warning about a stage's results to stderr."""
+    """Print the warning `text` about a stage's results to stderr."""
     print(f"warning: {text}", file=sys.stderr)
 
 
 def tell_elite(elite: Mapping[str, Any], over: str, trained: Mapping[str, Any], quiet: bool) -> None:
-    """Print the elite's held-out score, and a warning if its score during training was much higher.
+    """Print the held-out score of the elite (the best member), and a warning if its score during training was much
+    higher.
 
     Args:
         elite: the elite's held-out scores by name.

@@ -209,7 +209,8 @@ class RunView:
     def frame(self, width: int, height: int | None = None) -> RenderableType:
         """Return the view, laid out in `width` columns and `height` lines (None: as many lines as needed).
 
-        Members that do not fit are summarised in one line. Below 40 columns, only slot and fitness are shown.
+        Members that do not fit are summarised in one line. Below 40 columns, only slot (place in the population) and
+        fitness are shown.
         """
         head, foot = self._head(), self._foot(width - 2)
         room = None if height is None else height - len(head) - len(foot)

@@ -170,7 +170,7 @@ class Generation:
 
         Args:
             record: the generation's record in the lineage.
-            births: the mutations that made the members, by slot.
+            births: the mutations that made the members, by slot (place in the population).
             evolve: names of the hyper-parameters to report.
             seconds: the duration of the generation.
             steps: the population's environment steps so far, of training and of evaluation.

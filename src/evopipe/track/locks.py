@@ -38,9 +38,9 @@ class Locked:
     Attributes:
         where: the name of the place for users: `workspace`, a branch, a tag or an experiment.
         result: the hash of `models/trained`.
-        outs: the hash of every out, by its path.
+        outs: the hash of every output file or folder, by its path.
         params: the parameters in the lock file, by dotted name.
-        read: a function that returns the content of a file beside the lock file, by its path.
+        read: a function that returns the content of a file by its path, which is relative to the lock file's folder.
         time: the time of the commit or of the lock file, in seconds since 1970.
         cache: the folder of DVC's cache.
         experiment: the name of the DVC experiment; None if it is none.

@@ -133,8 +133,8 @@ class TrackedRun:
         return self.key, len(self.generations), self.status, self.result, files
 
     def scores(self) -> dict[str, float]:
-        """Return the elite's held-out scores by the names that trackers show; empty if there are none or the file is
-        damaged."""
+        """Return the held-out scores of the elite (the best member) by the names that trackers show; empty if there are
+        none or the file is damaged."""
         try:
             scores = dict(json.loads(self.files["evaluation"].path.read_bytes())["elite"])
             if "interval" in scores:

@@ -1,4 +1,4 @@
-"""The file of training signals, `reports/signals.csv`, is read here."""
+"""Reads the file of training signals, `reports/signals.csv`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from evopipe.layout import LAST
 
 def read_signals(path: Path) -> dict[tuple[int, int], dict[str, tuple[float, float]]]:
     """Read `reports/signals.csv`: the training signals by name, for each (generation, slot), each as (mean, last
-    value).
+    value). A slot is a member's place in the population.
 
     Empty cells are left out.
 

@@ -83,8 +83,8 @@ def finish(config: TrackingConfig, state: Path, folder: Path) -> None:
 
 
 def attach(config: TrackingConfig, stages: Iterable[str], folder: Path = Path()) -> None:
-    """Copy the outs that `stages` have just written in `folder` into the record of their training run, and deliver the
-    record to the trackers.
+    """Copy the output files that `stages` have just written in `folder` into the record of their training run, and
+    deliver the record to the trackers.
 
     `stages` are names of stages, and `config` is the block `tracking` of the parameters.
     """

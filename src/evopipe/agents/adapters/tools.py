@@ -45,8 +45,8 @@ class ToolsEnvironment(BaseEnv):
 
     @abstractmethod
     def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
-        """Call a tool by its name and return its result. `step` converts an exception to a message for the agent,
-        except `EpisodeLost`, which ends the episode."""
+        """Call a tool by its name with keyword `arguments`, and return its result. `step` converts an exception to a
+        message for the agent, except `EpisodeLost`, which ends the episode."""
 
     def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
         calls = action["calls"] if isinstance(action, Mapping) else []

@@ -159,7 +159,8 @@ class Agent(View):
         of actions. `indices` has no effect."""
 
     def unwrap_models(self) -> None:
-        """Do nothing, because evopipe never wraps a model. AgileRL's scripts call this method around checkpoints."""
+        """Do nothing, because evopipe never wraps a model for distributed training. AgileRL's scripts call this method
+        around checkpoints."""
 
     wrap_models = unwrap_models
 
@@ -181,14 +182,16 @@ class Agent(View):
         self, obs: Any, epsilon: Any = 0.0, action_mask: Any = None, hidden_state: Any = None, *, infos: Any = None,
         training: bool | None = None,
     ) -> Any:  # fmt: skip
-        """Return the actions for observations. While `training` is True, the agent explores as its algorithm does.
+        """Return the actions for one observation, or for a batch of n observations. While `training` is True, the agent
+        explores as its algorithm does.
 
         Args:
             obs: an observation as the environment returns it, or a batch of them; for a team, a dictionary by agent.
             epsilon: probability of a random legal action, 0 to 1. For a team, `infos` may stand here.
-            action_mask: legal actions `[A]` or `[n, A]`; None if all are legal. For a team, a dictionary by agent.
-            hidden_state: for a recurrent agent, the hidden state that the previous call returned, `[n, M]`, for a team
-                `[n, K, M]`; None at the beginning of episodes.
+            action_mask: whether each of the A discrete actions is legal, `[A]` or `[n, A]`; None if all are legal. For
+                a team, a dictionary by agent.
+            hidden_state: for a recurrent agent, the hidden state of M numbers that the previous call returned, `[n,
+                M]`, or `[n, K, M]` for a team of K agents; None at the beginning of episodes.
             infos: for a team, what the environment says of each agent: `action_mask`, and `env_defined_actions`, which
                 replace the agent's own actions.
             training: whether the agent explores; None for what `set_training_mode` set.
@@ -232,8 +235,9 @@ class Agent(View):
         return own[0] if single else own
 
     def take_note(self, obs: np.ndarray, alive: np.ndarray | None = None) -> None:
-        """Update the agent's running statistics by observations `[n, O]`, if it has statistics and explores. For a team
-        the observations are `[n, K, O]`, and only agents in `alive` `[n, K]` count."""
+        """Update the running statistics that normalise observations by n observations of O numbers, `[n, O]`, if the
+        agent has such statistics and explores. For a team of K agents the observations are `[n, K, O]`, and only those
+        count whose entry in `alive` `[n, K]` is True."""
         if self.training:
             take_note([self.live()], obs, alive, places=[[0]])
 
@@ -291,13 +295,13 @@ class Agent(View):
 
         Args:
             experiences: for algorithms with a replay buffer, a batch that `memory.sample` or `sampler.sample` returned,
-                or arrays (state, action, reward, next_state, done) `[B, …]`. For algorithms that learn from rollouts,
-                a tuple (observations, actions, log_probs, rewards, dones, values, next_obs): six lists with one entry
-                for each step, and the observation after the last step. `dones` says whether each step ended an episode.
-                If it says whether the step before did, add an eighth part, `next_done`, for the last step. None takes
-                the steps in `rollout_buffer`. For a team, each entry is a
-                dictionary by agent, or each list is a dictionary of equally long lists by agent. An agent that is
-                missing from a step's observation is absent in that step.
+                or arrays (state, action, reward, next_state, done) of B transitions, `[B, …]`. For algorithms that
+                learn from rollouts, a tuple (observations, actions, log_probs, rewards, dones, values, next_obs): six
+                lists with one entry for each step, and the observation after the last step. `dones` says whether each
+                step ended an episode. If it says whether the step before did, add an eighth part, `next_done`, for the
+                last step. None takes the steps in `rollout_buffer`. For a team, each entry is a dictionary by agent, or
+                each list is a dictionary of equally long lists by agent. An agent that is missing from a step's
+                observation is absent in that step.
             n_experiences: n-step transitions that `MultiStepReplayBuffer.sample_from_indices` returned for the indices
                 of `experiences`. The agent then learns from these, with the weights and priorities of `experiences`.
             n_step, per: not needed: they follow from the batches.
@@ -330,8 +334,8 @@ class Agent(View):
         return [replace(each, obs=self.normalised(each.obs), next_obs=self.normalised(each.next_obs)) for each in found]
 
     def normalised(self, obs: np.ndarray) -> np.ndarray:
-        """Return observations `[n, O]`, normalised by the agent's running statistics if it has some, as its networks
-        read them."""
+        """Return n observations of O numbers, `[n, O]`, as the agent's networks read them: normalised by the agent's
+        running statistics, if it has some."""
         live = self.live()
         if live.normaliser is None:
             return obs

@@ -17,10 +17,10 @@ from evopipe.errors import UsageError
 
 
 class BPTTSequenceType(StrEnum):
-    """How the rollout of a recurrent `PPO` is cut into the sequences that it learns from.
+    """The ways to cut the rollout of a recurrent `PPO` agent into the sequences of steps that the agent learns from.
 
-    `CHUNKED` cuts it every `max_seq_len` steps; `MAXIMUM` and `FIFTY_PERCENT_OVERLAP` both cut it every half of that,
-    into sequences that overlap.
+    A sequence has `max_seq_len` steps. With `CHUNKED`, a sequence begins where the one before ends; with `MAXIMUM` and
+    `FIFTY_PERCENT_OVERLAP`, which mean the same here, it begins in the middle of the one before.
 
     Examples:
         >>> import gymnasium
@@ -185,9 +185,9 @@ class RainbowDQN(_Algorithm):
         """Learn from a batch of transitions, `experiences`, as `Agent.learn` does with the same arguments; return
         (loss, indices, errors).
 
-        `indices` and `errors`, `[B]` each, are the buffer rows and the TD errors of the batch's transitions. `learn`
-        updates the priorities of a prioritised buffer itself, so a script need not call `update_priorities`. `indices`
-        is None for a buffer that is not prioritised.
+        `indices` and `errors`, `[B]` each, are the buffer rows and the TD errors of the B transitions of the batch.
+        `learn` updates the priorities of a prioritised buffer itself, so a script need not call `update_priorities`.
+        `indices` is None for a buffer that is not prioritised.
         """
         loss = super().learn(experiences, **kwargs)
         return loss, None if getattr(experiences, "places", None) is None else experiences["idxs"], self.errors

@@ -186,8 +186,8 @@ def train_bandits(
     save_elite: bool = False, elite_path: str | None = None, wb: bool = False, verbose: bool = True,
     accelerator: Any = None, wandb_api_key: str | None = None, wandb_kwargs: Mapping[str, Any] | None = None,
 ) -> Trained:  # fmt: skip
-    """Train a population of agents on a contextual bandit: NeuralUCB, NeuralTS. An agent learns once in every
-    `learn_step` of its steps.
+    """Train a population of agents on a contextual bandit by NeuralUCB or NeuralTS. Each agent makes one update every
+    `learn_step` steps.
 
     Args:
         env: a `BanditEnv`, or another object with the same `reset`, `step`, `arms` and `context_dim`. The training

@@ -61,7 +61,8 @@ class Breed:
         return settings_of(self.params.env, self.params.train.algo, self.params.algo_config) | own
 
     def rows(self, obs: Any) -> tuple[np.ndarray, bool]:
-        """Return observations as flat rows `[n, O]` float32, and whether `obs` was a single observation.
+        """Return n observations as flat rows of O numbers, `[n, O]` float32, and whether `obs` was a single
+        observation.
 
         Raises:
             UsageError: the observations do not fit the space.
@@ -73,8 +74,8 @@ class Breed:
         return np.ascontiguousarray(np.asarray(rows, np.float32)), single
 
     def undrawn(self, drawn: torch.Tensor, space: ActionSpace | None = None) -> np.ndarray:
-        """Convert actions `[n, …]` from the algorithm's encoding to the environment's units, without clipping. Squashed
-        actions stay in [-1, 1].
+        """Convert n actions `[n, …]` from the algorithm's encoding to the environment's units, without clipping.
+        Actions of algorithms that squash them by tanh stay in [-1, 1].
 
         For an agent of a team, `space` is that agent's space, and `drawn` may be padded to the widest agent's actions.
         For a single agent, `space` is None.
@@ -90,8 +91,8 @@ class Breed:
         return own.astype(np.float32).reshape(-1, *space.shape)
 
     def drawn(self, own: Any, count: int, space: ActionSpace | None = None) -> torch.Tensor:
-        """Convert actions `[n, …]` from the environment's units to the algorithm's encoding, the inverse of the method
-        `undrawn`. The result has no padding.
+        """Convert n actions `[n, …]` from the environment's units to the algorithm's encoding; this is the inverse of
+        the method `undrawn`. The result has no padding.
 
         Args:
             own: the actions.
@@ -210,6 +211,7 @@ class ActionScaling:
         return bool(getattr(self._breed.spec.algo_config, "squash", False))
 
     def scale_action(self, action: Any) -> np.ndarray:
-        """Convert actions `[n, A]` in [-1, 1] to the environment's units, between the bounds of its action space."""
+        """Convert n actions of A numbers, `[n, A]` in [-1, 1], to the environment's units, between the bounds of the
+        action space."""
         space: ActionSpace = self._breed.actions
         return space.own(np.asarray(action, np.float32).reshape(-1, space.size))

@@ -55,7 +55,7 @@ class Memory(ABC):
         self._save(dict(zip(self._names, parts, strict=True)), is_vectorised)
 
     def save_to_memory_vect_envs(self, *parts: Any) -> None:
-        """Save one transition of each environment; each part is `[n, …]`, in the order of `field_names`.
+        """Save one transition of each of n environments; the parts are `[n, …]` each, in the order of `field_names`.
 
         If the environments come from `make_vect_envs`, steps in which an environment was only reset after the end of an
         episode are left out.
@@ -63,8 +63,9 @@ class Memory(ABC):
         self.save_to_memory(*parts, is_vectorised=True)
 
     def add(self, transition: Any) -> Any:
-        """Save one step: a `Transition`, or a mapping of its parts by name. The parts are of one environment, or
-        `[n, …]` of n environments. Nothing is returned, except by `MultiStepReplayBuffer`.
+        """Save one step: a `Transition`, or a mapping of a transition's parts by name. The parts are of one
+        environment, or `[n, …]` of n environments. This method returns None; that of `MultiStepReplayBuffer` returns
+        transitions.
 
         Raises:
             UsageError: a part is missing, or a shape differs from that of the first transition.
@@ -88,7 +89,7 @@ class Memory(ABC):
 
 
 class Experiences(tuple[Any, ...]):
-    """A batch of transitions from a replay buffer: a tuple (state, action, reward, next_state, done) of NumPy arrays
+    """A batch of B transitions from a replay buffer: a tuple (state, action, reward, next_state, done) of NumPy arrays
     `[B, …]`.
 
     The parts can also be read by name: `obs`, `action`, `reward`, `next_obs`, `done`, and `idxs` and `weights`, `[B]`
@@ -193,18 +194,20 @@ class ReplayBuffer(Memory):
         return replay
 
     def fill(self, named: Mapping[str, np.ndarray]) -> None:
-        """Replace all transitions by others. `named` has an array `[n, …]` for each of the five parts, by its name."""
+        """Replace all transitions by others. `named` has an array of n transitions, `[n, …]`, for each of the five
+        parts, by the part's name."""
         counter, self.form, self._replay, self._nstep = self.counter, None, None, None
         self._save(named, True)
         self.counter = counter
 
     def add(self, transition: Any) -> Any:
         """Save one step: a `Transition`, a mapping of its parts by name, or the `Completed` that
-        `MultiStepReplayBuffer.add` returned. The parts are of one environment, or `[n, …]` of n environments. Nothing
-        is returned, except by `MultiStepReplayBuffer`.
+        `MultiStepReplayBuffer.add` returned. The parts are of one environment, or `[n, …]` of n environments. This
+        method returns None; that of `MultiStepReplayBuffer` returns transitions.
 
         Raises:
-            UsageError: a part is missing, a shape differs from that of the first transition, or it is a team's.
+            UsageError: a part is missing, a shape differs from that of the first transition, or the transition is a
+                team's.
         """
         if isinstance(transition, MultiAgentTransition):
             raise self._refusal("it keeps one agent's transitions: take a MultiAgentReplayBuffer for a team's")
@@ -350,7 +353,7 @@ class MultiStepReplayBuffer(ReplayBuffer):
         return Completed(self, self._kept) if self._kept.size else None
 
     def sample_from_indices(self, idxs: Any) -> Experiences:
-        """Return the batch of the transitions at the indices `idxs` `[B]`, such as `batch["idxs"]` of a batch from
+        """Return the batch of the B transitions at the indices `idxs` `[B]`, such as `batch["idxs"]` of a batch from
         another buffer with the same transitions."""
         index = torch.as_tensor(np.asarray(idxs)).reshape(1, -1).long()
         return self._batch(self.replay.rows[0][index[0]][None], index)
@@ -386,8 +389,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self.n_step = self.steps
 
     def update_priorities(self, index: Any, priorities: Any) -> None:
-        """Set the priorities `[B]` of the transitions with the row indices `index` `[B]`. `agent.learn` calls it by
-        itself."""
+        """Set the priorities `[B]` of the B transitions with the row indices `index` `[B]`. `agent.learn` calls this
+        method by itself."""
         assert self.replay.priorities is not None
         at, errors = (torch.as_tensor(x).reshape(1, -1) for x in (index, priorities))
         self.replay.priorities.update(torch.zeros(1, dtype=torch.int64), at.long(), errors.float())

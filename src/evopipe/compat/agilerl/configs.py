@@ -1,4 +1,5 @@
-"""Trainings by AgileRL's YAML files: of `INIT_HP`, `MUTATION_PARAMS` and `NET_CONFIG`, and the newer manifests."""
+"""Training from AgileRL's YAML files: those with `INIT_HP`, `MUTATION_PARAMS` and `NET_CONFIG`, and the newer
+manifests."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class _Anew(gymnasium.Wrapper[Any, Any, Any, Any]):
 def config_of(env: Any) -> EnvConfig:
     """Return the block `env` of `params.yaml` from which a run makes more environments like `env`.
 
-    The number of environments in a vector becomes each member's number of environments.
+    If `env` is a vector of environments, their number becomes the number of environments of each member.
 
     Raises:
         UsageError: more environments like this one cannot be made.
@@ -80,8 +80,8 @@ def made_by(function: Callable[[], Any], num_envs: int) -> EnvConfig:
 
 
 def remember(env: Any, config: EnvConfig) -> None:
-    """Store from which block `env` of `params.yaml` the environment `env` was made, so that `config_of` can return this
-    block `config`."""
+    """Store that the environment `env` was made from the block `config`, the block `env` of `params.yaml`. The function
+    `config_of` then returns this block for the environment."""
     _known[env] = config
 
 

@@ -1,4 +1,4 @@
-"""Tournament selection and mutation of agents: `evopipe.evolve`'s, by AgileRL's names and arguments."""
+"""Tournament selection and mutation of agents, as `evopipe.evolve` has them, by AgileRL's names and arguments."""
 
 from __future__ import annotations
 

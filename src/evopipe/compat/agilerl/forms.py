@@ -51,7 +51,7 @@ class Form:
         """Return observations as flat rows `[n, size]` float32, where `size` is the number of all entries of an
         observation.
 
-        `obs` has `n` observations if `several`; else it is a single one, and n is 1.
+        `obs` has `n` observations if `several` is True; else it is a single observation, and n is 1.
 
         Raises:
             UsageError: a shape differs from that of the form.
@@ -66,19 +66,20 @@ class Form:
         return np.concatenate(parts, axis=1, dtype=np.float32, casting="unsafe")
 
     def actions(self, action: Any, count: int) -> np.ndarray:
-        """Return `count` actions as a flat array: `[n]` for discrete actions, `[n, width]` for actions that are vectors
-        of `width` entries."""
+        """Return n = `count` actions as a flat array: `[n]` for discrete actions, `[n, width]` for actions that are
+        vectors of `width` entries."""
         flat = np.asarray(action).reshape(count, -1)
         return flat if self.vectors else flat[:, 0]
 
     def back(self, rows: np.ndarray) -> Any:
-        """Return flat rows `[n, size]` as observations `[n, …]` of this form, the inverse of the method `rows`."""
+        """Return n flat rows of `size` numbers, `[n, size]`, as observations `[n, …]` of this form; this is the inverse
+        of the method `rows`."""
         ends = np.cumsum([math.prod(leaf.shape) for leaf in self.leaves])[:-1]
         parts = iter(np.split(rows, ends, axis=1))
         return mapped(self.kind, lambda leaf: next(parts).reshape(-1, *leaf.shape).astype(leaf.dtype, copy=False))
 
     def own(self, actions: np.ndarray) -> np.ndarray:
-        """Return flat actions as actions `[n, …]` of this form, the inverse of the method `actions`."""
+        """Return n flat actions as actions `[n, …]` of this form; this is the inverse of the method `actions`."""
         return actions.reshape(-1, *self.action.shape).astype(self.action.dtype, copy=False)
 
 

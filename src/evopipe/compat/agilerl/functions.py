@@ -36,7 +36,8 @@ def train_off_policy(
     verbose: bool = True, accelerator: Any = None, wandb_api_key: str | None = None,
     wandb_kwargs: Mapping[str, Any] | None = None,
 ) -> Trained:  # fmt: skip
-    """Train a population of agents that share one replay buffer: DQN, Rainbow, DDPG, TD3, SAC.
+    """Train a population of agents that share one replay buffer, by an off-policy algorithm: DQN, Rainbow, DDPG, TD3 or
+    SAC.
 
     Args:
         env: a vector from `make_vect_envs`, or an environment or a vector of Gymnasium, wrappers included. The training
@@ -172,7 +173,7 @@ def train_on_policy(
     accelerator: Any = None, wandb_api_key: str | None = None, wandb_kwargs: Mapping[str, Any] | None = None,
     collect_rollouts_fn: Callable[..., Any] | None = None,
 ) -> Trained:  # fmt: skip
-    """Train a population of agents that learn from their own rollouts: PPO, recurrent or not.
+    """Train a population of agents that learn from their own rollouts, by PPO with a recurrent network or another.
 
     Args:
         env: a vector from `make_vect_envs`, or an environment or a vector of Gymnasium. The training uses copies.
@@ -193,8 +194,9 @@ def train_on_policy(
         wb, wandb_api_key: whether metrics go to Weights & Biases, and its key.
         wandb_kwargs: settings of Weights & Biases; only `project` is allowed.
         collect_rollouts_fn: None, `collect_rollouts` or `collect_rollouts_recurrent` for evopipe's own collection of
-            rollouts. Any other function is called with (regime, ticks): it steps the environments of all agents `ticks`
-            times, and passes each step's results to `regime.record`; see `evopipe.parts.OnPolicy`.
+            rollouts. Any other function is called with (regime, ticks), where the regime is the training loop: it steps
+            the environments of all agents `ticks` times, and passes each step's results to `regime.record`; see
+            `evopipe.parts.OnPolicy`.
 
     The result is the trained agents by index, and one list of their fitnesses for each generation. The errors are those
     of `train_off_policy`.
@@ -225,7 +227,7 @@ def train_offline(
     elite_path: str | None = None, wb: bool = False, verbose: bool = True, accelerator: Any = None,
     minari_dataset_id: str | None = None, remote: bool = False, wandb_api_key: str | None = None,
 ) -> Trained:  # fmt: skip
-    """Train a population of agents on a dataset: CQN, IQL, TD3+BC, BC. The environment serves for evaluation only.
+    """Train a population of agents on a dataset, by CQN, IQL, TD3+BC or BC. The environment serves for evaluation only.
 
     Args:
         env: a vector from `make_vect_envs`, or an environment or a vector of Gymnasium. The evaluation uses copies.
@@ -292,7 +294,7 @@ def train_multi_agent_off_policy(
     elite_path: str | None = None, wb: bool = False, verbose: bool = True, accelerator: Any = None,
     wandb_api_key: str | None = None,
 ) -> Trained:  # fmt: skip
-    """Train a population of teams of agents that share one replay buffer: MADDPG, MATD3.
+    """Train a population of teams of agents that share one replay buffer, by MADDPG or MATD3.
 
     Args:
         env: a parallel environment of PettingZoo, which is copied, or the object that `make_vect_envs` returned for a
@@ -356,7 +358,7 @@ def train_multi_agent_on_policy(
     save_elite: bool = False, elite_path: str | None = None, wb: bool = False, verbose: bool = True,
     accelerator: Any = None, wandb_api_key: str | None = None,
 ) -> Trained:  # fmt: skip
-    """Train a population of teams of agents that learn from their own rollouts: IPPO, MAPPO.
+    """Train a population of teams of agents that learn from their own rollouts, by IPPO or MAPPO.
 
     Args:
         env: a parallel environment of PettingZoo, which is copied, or the object that `make_vect_envs` returned for a

@@ -25,8 +25,8 @@ from evopipe.types import ACTS, CUT, GONE, Batch, Chosen, Tensor
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """A step of `E` environments in the algorithm's encoding. For a team, `E` is the number of environments times the
-    number of agents.
+    """A step of `E` environments in the algorithm's encoding, with `O` numbers in an observation, `M` in a recurrent
+    state, and `A` discrete actions. For a team, `E` is the number of environments times the number of agents.
 
     Attributes:
         obs: `[E, O]` float32, the observations before the step.
@@ -41,7 +41,7 @@ class RecordedStep:
         memory: `[E, M]`, the recurrent state before the step, which counts as 0 where an episode begins; None for an
             agent that is not recurrent.
         remembered: `[E, M]`, the recurrent state after the step; None for an agent that is not recurrent.
-        legal: `[E, A]`, the legal actions; None if all are legal.
+        legal: `[E, A]`, whether each action is legal; None if all are legal.
         next_alive: `[E]`, for a team each agent's status after the step: `GONE` (takes no part in the next step),
             `ACTS` (acts next) or `CUT` (was truncated); else None.
     """
@@ -152,7 +152,7 @@ def _ends_of(
 
 
 def batch_of(breed: Breed, experiences: Any, gamma: Tensor) -> Batch:
-    """Convert transitions to a batch `[1, B, …]` for an agent's update.
+    """Convert B transitions to a batch `[1, B, …]` for the update of one agent.
 
     Args:
         breed: the spaces and the algorithm of the agent.
@@ -161,7 +161,7 @@ def batch_of(breed: Breed, experiences: Any, gamma: Tensor) -> Batch:
         gamma: the agent's discount, `[1]`.
 
     Raises:
-        UsageError: `experiences` is neither such a result nor such arrays.
+        UsageError: `experiences` has neither of these two forms.
     """
     if breed.team is not None:
         return _batch_of_team(breed, breed.team, experiences, gamma)

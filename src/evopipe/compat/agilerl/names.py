@@ -1,4 +1,5 @@
-"""The names of AgileRL's documentation, which are here and which are not: what `docs/coming-from-agilerl.md` lists."""
+"""The names in AgileRL's documentation, and what each is in evopipe, if anything: the table of
+`docs/coming-from-agilerl.md`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks of a script's own in the place of evopipe's: `actor_network` and `critic_network`."""
+"""A script's own networks instead of evopipe's: the arguments `actor_network` and `critic_network`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class DummyEvolvable:
     the network's architecture.
 
     Args:
-        module_fn: a class of `torch.nn.Module`, or a function that returns a module. An actor's module maps
-            observations `[B, O]` to Q-values, logits or means of actions `[B, A]`; a critic's module maps observations
-            to values `[B, 1]`.
+        module_fn: a class of `torch.nn.Module`, or a function that returns a module. An actor's module maps B
+            observations of O numbers, `[B, O]`, to Q-values, logits or means of A actions, `[B, A]`; a critic's module
+            maps observations to values `[B, 1]`.
         module_kwargs: keyword arguments of `module_fn`.
         device: has no effect.
 

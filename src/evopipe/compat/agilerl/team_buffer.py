@@ -1,4 +1,4 @@
-"""The replay buffer of teams, by AgileRL's name; of `train_multi_agent_off_policy` only its size counts."""
+"""The replay buffer of teams, by AgileRL's name; `train_multi_agent_off_policy` uses only its capacity."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Parts = dict[Any, np.ndarray]
 
 
 class TeamExperiences(tuple[Any, ...]):
-    """A batch of a team's transitions: a tuple (state, action, reward, next_state, done) of dictionaries by agent,
+    """A batch of B transitions of a team: a tuple (state, action, reward, next_state, done) of dictionaries by agent,
     whose values are arrays `[B, …]`.
 
     Attributes:

@@ -25,7 +25,8 @@ class Ends:
 
     Attributes:
         obs: the observations after the step; at the end of an episode its last ones.
-        terminated, truncated: bool `[n]` by agent: whether the step terminated or truncated the agent's episode.
+        terminated, truncated: bool `[n]` by agent: whether the step terminated or truncated the agent's episode in each
+            of the n environments.
     """
 
     obs: TeamObservations
@@ -53,8 +54,8 @@ def ends_of(obs: Any) -> Ends | None:
 
 
 def present_of(obs: Any, agent: Any) -> Any:
-    """Return whether an agent is present in observations by agent: bool `[n]` for a `TeamObservations`, else one bool,
-    which is True if `obs` has the agent as a key."""
+    """Return whether an agent is present in observations by agent: bool `[n]` for a `TeamObservations` of n teams, else
+    one bool, which is True if `obs` has the agent as a key."""
     present = getattr(obs, "present", None)
     return agent in obs if present is None else present.get(agent, False)
 
@@ -105,10 +106,12 @@ class TeamVectEnv:
         return self._envs
 
     def reset(self, *, seed: int | Sequence[int] | None = None, options: Any = None) -> tuple[_ByAgent, _ByAgent]:
-        """Begin an episode in every environment; return observations `[n, …]` and infos, each a dictionary by agent.
+        """Begin an episode in each of the n environments; return observations `[n, …]` and infos, each a dictionary by
+        agent.
 
-        `seed` is one seed per environment, or the first of consecutive seeds. If it is None, the first call uses the
-        vector's own seed, and later calls continue the environments' random draws.
+        `options` are passed to each environment's `reset`. `seed` is one seed per environment, or the first of
+        consecutive seeds. If it is None, the first call uses the vector's own seed, and later calls continue the
+        environments' random draws.
         """
         seeds: Sequence[int | None]
         if seed is None:
@@ -120,7 +123,7 @@ class TeamVectEnv:
         return self._shown([obs for obs, _ in found]), self._told([info for _, info in found])
 
     def step(self, actions: Mapping[Any, Any]) -> tuple[_ByAgent, _ByAgent, _ByAgent, _ByAgent, _ByAgent]:
-        """Step every environment with the actions `[n, …]` by agent.
+        """Step each of the n environments with the actions `[n, …]` by agent.
 
         Return observations `[n, …]`, rewards `[n]`, terminated `[n]`, truncated `[n]` and infos, each a dictionary by
         agent.

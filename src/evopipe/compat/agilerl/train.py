@@ -353,8 +353,8 @@ class Call(SimpleNamespace):
         Args:
             warm: transitions that agents learn from before their own, or the dataset of offline training; None for
                 none.
-            collect: a function (regime, ticks) that collects rollouts of `ticks` steps for all members, see
-                `evopipe.parts.OnPolicy`; None for evopipe's own.
+            collect: a function that collects rollouts of `ticks` steps for all members, called with (regime, ticks),
+                where the regime is the training loop; see `evopipe.parts.OnPolicy`. None for evopipe's own collection.
             adopt: a function that is called at the end with the training regime, which holds the replay buffer; None
                 for none.
         """

@@ -123,7 +123,8 @@ ESTIMATORS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def changed(key: str, value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return the value of a key of `params.yaml` for the value of one of rLLM's documented keys.
+    """Convert the value of one of rLLM's documented keys to the value of the corresponding key of `params.yaml`, and
+    return it.
 
     Args:
         key: rLLM's key, for error messages.
@@ -165,7 +166,8 @@ def idle(documented: Values, algo: str) -> Iterator[tuple[str, str]]:
 
 
 def shape(documented: Values, put: Callable[..., None], algo: str, tasks: int, overrides: Values) -> None:
-    """Set the keys of `params.yaml` for three numbers: tasks in a step, rollouts of a task, and steps of the run.
+    """Set the keys of `params.yaml` that say how much is trained: the tasks in a step, the rollouts of a task, and the
+    steps of the run.
 
     Args:
         documented: values of rLLM's documented keys.
@@ -205,7 +207,8 @@ def shape(documented: Values, put: Callable[..., None], algo: str, tasks: int, o
 
 
 def others(documented: Values, put: Callable[..., None], algo: str, overrides: Values) -> None:
-    """Set the keys of `params.yaml` that do not simply take the value of one of rLLM's documented keys.
+    """Set the keys of `params.yaml` whose values are computed from rLLM's documented keys, instead of copied from one
+    of them.
 
     Args:
         documented: values of rLLM's documented keys.

@@ -33,8 +33,8 @@ class RowStepper(Protocol):
     """
 
     def reset(self, rows: Ints, seeds: Ints, upcoming: Upcoming = None) -> Begun:
-        """Begin an episode in each of these rows `[n]`, from its own seed `[n]`; return the first observations and
-        masks.
+        """Begin an episode in each of the environments `rows` `[n]`, from its own seed `[n]`; return the first
+        observations and masks.
 
         `upcoming` is a function (rows `[n]`, k) → `[n, k]`, the seeds of the next k episodes of these rows, or None.
         With it, an implementation may begin episodes ahead of time.
@@ -44,14 +44,16 @@ class RowStepper(Protocol):
         """
 
     def send(self, rows: Ints, actions: Actions) -> None:
-        """Start a step of these rows `[n]`, which `receive` finishes.
+        """Start a step of the environments `rows` `[n]`, which `receive` finishes.
 
-        `actions` are indices from 0: `[n]`, or `[n, D]` for MultiDiscrete and MultiBinary. For a Box they are numbers
-        `[n, A]` in [-1, 1], which are scaled to its bounds. For a team of K agents they are `[n, K, …]`.
+        `actions` are indices from 0: `[n]` for a Discrete action space, `[n, D]` for a MultiDiscrete or MultiBinary one
+        of D parts. For a Box of A numbers they are `[n, A]` in [-1, 1], which are scaled to its bounds. For a team of K
+        agents they are `[n, K, …]`.
         """
 
     def receive(self, rows: Ints, actions: Actions) -> RowStep:
-        """Finish the step that `send` started with the same arguments, and return its results.
+        """Finish the step of the environments `rows` that `send` started with the same arguments, and return its
+        results.
 
         Raises:
             Fault: an environment failed.

@@ -50,7 +50,8 @@ class EnvpoolRows:
         self._observations, self._actions = self._check(spaces)
 
     def reset(self, rows: Ints, seeds: Ints, upcoming: Upcoming = None) -> Begun:
-        """Begin an episode in each of these rows `[n]`, from its own seed `[n]`; return the first observations.
+        """Begin an episode in each of the environments `rows` `[n]`, from its own seed `[n]`; return the first
+        observations.
 
         Envpool takes a seed only at construction, so each episode has an environment of its own. `upcoming` is a
         function (rows `[n]`, k) → `[n, k]`, the seeds of the next k episodes of these rows, or None. With it,
@@ -74,9 +75,10 @@ class EnvpoolRows:
         return Begun(observations, None)
 
     def send(self, rows: Ints, actions: Actions) -> None:
-        """Start a step of these rows `[n]` in envpool's threads, which `receive` finishes.
+        """Start a step of the environments `rows` `[n]` in envpool's threads, which `receive` finishes.
 
-        `actions` are indices from 0, `[n]` or `[n, D]`; for a Box, numbers `[n, A]` in [-1, 1].
+        `actions` are indices from 0, `[n]`, or `[n, D]` for an action of D parts; for a Box of A numbers, `[n, A]` in
+        [-1, 1].
         """
         if np.array_equal(rows, self._all):
             self._groups = self._sent = self._groups or self._by_batch(rows)

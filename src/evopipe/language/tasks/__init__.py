@@ -36,7 +36,8 @@ class Task(Protocol):
     """
 
     def rows(self, rng: np.random.Generator, n: int) -> list[dict[str, Any]]:
-        """Make `n` rows; a generator in the same state gives the same rows.
+        """Make `n` rows, with random draws from the NumPy generator `rng` alone: a generator in the same state gives
+        the same rows.
 
         A row has a `prompt`, and an `answer`, a `completion`, or a pair `chosen` and `rejected`.
         """

@@ -20,11 +20,15 @@ class Arithmetic(Schema):
     completion is its answer."""
 
     operations: Annotated[tuple[Literal["+", "-", "*"], ...], Field(strict=False, min_length=1)] = Field(
-        ("+",), description="what joins two numbers, each as often as the others"
+        ("+",), description="operators that are drawn, with equal chance, to stand between two numbers"
     )
-    digits: int = Field(1, ge=1, le=9, description="most digits of a number")
-    terms: int = Field(2, ge=2, le=8, description="numbers of an expression")
-    question: str = Field("{expression}=", description="the prompt, with `{expression}` where the expression stands")
+    digits: int = Field(
+        1, ge=1, le=9, description="largest number of digits of a number; numbers are drawn from 0 to 10^digits − 1"
+    )
+    terms: int = Field(2, ge=2, le=8, description="count of numbers in an expression, such as 2 in `12+7`")
+    question: str = Field(
+        "{expression}=", description="text of the prompt; `{expression}` is replaced by the expression"
+    )
 
     @field_validator("question")
     @classmethod
@@ -38,8 +42,8 @@ class Arithmetic(Schema):
         return "".join(dict.fromkeys("0123456789-" + "".join(self.operations) + self._ask("")))
 
     def rows(self, rng: np.random.Generator, n: int) -> list[dict[str, Any]]:
-        """Make `n` rows of random expressions, without duplicates if there are enough different ones. The `rejected`
-        answer of a row differs from the right one by 1 to 9."""
+        """Make `n` rows of random expressions, drawn by the NumPy generator `rng`, without duplicates if there are
+        enough different ones. The `rejected` answer of a row differs from the right one by 1 to 9."""
         rows: list[dict[str, Any]] = []
         seen: set[str] = set()
         for _ in range(n):

@@ -20,10 +20,13 @@ class GymTask(Schema):
     therefore has the generator's `seed` and `size` and the question's `index`, from which the question is made again.
     """
 
-    dataset: str = Field(description="the generator's name, for example `chain_sum`")
-    config: dict[str, Any] = Field(default_factory=dict, description="what the generator is configured with")
+    dataset: str = Field(description="name of the reasoning-gym generator, for example `chain_sum`")
+    config: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the generator")
     tag: str | None = Field(
-        None, pattern=r"\w+", description="score what stands between `<tag>` and `</tag>`; null: the whole completion"
+        None,
+        pattern=r"\w+",
+        description="name of a tag: only the text between `<tag>` and `</tag>` is scored; null: the whole completion "
+        "is",
     )
     _made: dict[tuple[int, int], Any] = PrivateAttr(default_factory=dict)
 
@@ -50,8 +53,8 @@ class GymTask(Schema):
         return self._made[seed, size]
 
     def rows(self, rng: np.random.Generator, n: int) -> list[dict[str, Any]]:
-        """Make rows of questions. If a question has no single answer, its `answer` is empty, and it has no
-        `completion`."""
+        """Make `n` rows of questions, drawn by the NumPy generator `rng`. If a question has no single answer, its
+        `answer` is empty, and it has no `completion`."""
         seed = int(rng.integers(2**31))
         made = self._questions(seed, n)
         return [_row(each, seed, n, index) for index, each in zip(range(n), made, strict=False)]

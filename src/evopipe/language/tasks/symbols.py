@@ -22,22 +22,27 @@ _DRAWS = 20  # of a text that is to be new
 class Symbols(Schema):
     """A task of copying, reversing or sorting the symbols of a prompt, such as `314=`.
 
-    The prompt does not say which operation is meant. With several operations, it must be guessed, or learned from
-    rewards.
+    The prompt does not say which operation is meant. With several operations, the model must guess the operation, or
+    learn it from rewards.
     """
 
     operations: Annotated[tuple[Operation, ...], Field(strict=False, min_length=1)] = Field(
-        ("copy", "reverse", "sort"), description="what is done to the symbols, each as often as the others"
+        ("copy", "reverse", "sort"), description="operations of which one is drawn for each prompt, with equal chance"
     )
-    alphabet: str = Field("0123456789", min_length=2, max_length=1000, description="the symbols")
-    shortest: int = Field(3, ge=1, le=1000, description="fewest symbols of a prompt")
-    longest: int = Field(3, ge=1, le=1000, description="most symbols of a prompt")
+    alphabet: str = Field(
+        "0123456789", min_length=2, max_length=1000, description="symbols of which prompts consist, one character each"
+    )
+    shortest: int = Field(3, ge=1, le=1000, description="smallest number of symbols of a prompt")
+    longest: int = Field(3, ge=1, le=1000, description="largest number of symbols of a prompt")
     worse: Operation | Literal["any"] | None = Field(
         None,
-        description="the operation whose result is the worse one of a pair; any: one of them by chance, or the answer "
-        "with a symbol that is wrong; null: the first that differs",
+        description="rejected answer of a preference pair: the result of this operation; `any`, of a random one, or "
+        "the right answer with one wrong symbol; null, of the first operation whose result is wrong",
     )
-    by_place: bool = Field(False, description="whether an answer that is not all right earns the share that is")
+    by_place: bool = Field(
+        False,
+        description="reward: true, share of the positions with the right symbol; false, 1 for a right answer, else 0",
+    )
 
     @model_validator(mode="after")
     def _can_be(self) -> Symbols:
@@ -52,8 +57,9 @@ class Symbols(Schema):
         return self.alphabet + "="
 
     def rows(self, rng: np.random.Generator, n: int) -> list[dict[str, Any]]:
-        """Make `n` rows of random prompts, without duplicates if there are enough different ones. The pair
-        `chosen` and `rejected` is missing in a row if every result that `worse` allows equals the right answer."""
+        """Make `n` rows of random prompts, drawn by the NumPy generator `rng`, without duplicates if there are enough
+        different ones. The pair `chosen` and `rejected` is missing in a row if every result that `worse` allows equals
+        the right answer."""
         rows: list[dict[str, Any]] = []
         seen: set[str] = set()
         for _ in range(n):
@@ -84,7 +90,7 @@ class Symbols(Schema):
 
     def score(self, row: Mapping[str, Any], completion: str) -> float:
         """Return 1 if the completion is the answer, else 0. With `by_place`, return the share of positions at which
-        both agree."""
+        completion and answer agree."""
         answer = str(row["answer"])
         if not self.by_place:
             return float(completion == answer)

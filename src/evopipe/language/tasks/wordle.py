@@ -60,14 +60,23 @@ class Wordle(Schema):
     """
 
     words: str | Annotated[tuple[str, ...], Field(strict=False)] = Field(
-        "tiny", description="the vocabulary: `tiny`, `five`, a file with a word a line, or a list"
+        "tiny",
+        description="vocabulary: `tiny` (the 16 pairs of letters a to d), `five` (common five-letter words), the path "
+        "of a file with one word a line, or a list",
     )
-    tries: int = Field(5, ge=1, le=100, description="most guesses of a game")
+    tries: int = Field(5, ge=1, le=100, description="largest number of guesses of a game")
     policies: dict[str, Annotated[float, Field(ge=0.0)]] = Field(
         default_factory=lambda: {"consistent": 0.6, "random": 0.2, "repeating": 0.2},
-        description="who plays the games that are made: shares, by name",
+        description="relative shares of the scripted players that generate the games of the dataset: `optimal`, "
+        "`consistent`, `repeating`, `random`, `mixture`, `wrong`",
     )
-    smart: float = Field(0.5, ge=0.0, le=1.0, description="share of consistent guesses in the policy `mixture`")
+    smart: float = Field(
+        0.5,
+        ge=0.0,
+        le=1.0,
+        description="share of guesses of the player `mixture` that agree with all colours so far; the others are "
+        "random words",
+    )
 
     @model_validator(mode="after")
     def _can_be(self) -> Wordle:
@@ -139,11 +148,11 @@ class Wordle(Schema):
     # --- games that are played ---
 
     def play(self, seeds: np.ndarray, act: Act) -> PlayedGames:
-        """Play one game for each of `seeds` `[R]`, all at once; return the results.
+        """Play R games at once, one for each of the `seeds` `[R]`; return the results.
 
-        `act` is a function that chooses letters. It takes the tokens of the games so far, `[R, L]`, and the number of
-        tokens in each game, `[R]`, and returns the token of the next letter of every game, `[R]`; the letter of a
-        finished game is ignored. A game depends only on its own seed and guesses.
+        `act` is a function that chooses letters. It takes the tokens of the games so far, padded to L tokens, `[R, L]`,
+        and the number of tokens in each game, `[R]`, and returns the token of the next letter of every game, `[R]`; the
+        letter of a finished game is ignored. A game depends only on its own seed and guesses.
         """
         vocabulary, n = self.vocabulary, len(seeds)
         games = WordGames(vocabulary, n)
@@ -220,8 +229,8 @@ class Wordle(Schema):
             raise DataError(f"{where}: is not over: {len(guesses)} of {self.tries} turns, and the word was not found")
 
     def encode(self, rows: Sequence[Mapping[str, Any]], where: str = "games") -> _Encoded:
-        """Return games as tokens, in an object with the arrays `ids`, `real` (False after a game's end), `acts` (tokens
-        that the player wrote), `reward` and `done`, `[n, L]` each.
+        """Return n games as rows of L tokens, in an object with the arrays `ids`, `real` (False after a game's end),
+        `acts` (tokens that the player wrote), `reward` and `done`, `[n, L]` each.
 
         Raises:
             DataError: a game is impossible or unfinished; the message begins with `where` and the game's number, from

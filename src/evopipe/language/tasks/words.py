@@ -46,7 +46,7 @@ class Vocabulary:
         return np.concatenate([code(text[i : i + rows, None], text) for i in range(0, len(self), rows)])
 
     def place(self, guess: str) -> int:
-        """Return the index of a word in the vocabulary; −1 if the vocabulary does not have it."""
+        """Return the index of the word `guess` in the vocabulary; −1 if the vocabulary does not have this word."""
         return self.places.get(guess, -1)
 
     def colours(self, code: int) -> str:
@@ -54,8 +54,8 @@ class Vocabulary:
         return "" if code < 0 else "".join(COLOURS[code // 3**i % 3] for i in range(self.length))
 
     def gains(self, possible: np.ndarray) -> np.ndarray:
-        """Return the expected information of every word as a guess, `[V]` in bits, if all `possible` words (bool `[V]`)
-        are equally likely. This is the entropy of the colours that the guess gets."""
+        """Return the expected information that each of the V words gives as a guess, `[V]` in bits, if all `possible`
+        words (bool `[V]`) are equally likely. This is the entropy of the colours that the guess gets."""
         codes = self.codes[:, possible]
         n, k = codes.shape
         at = codes + np.arange(n)[:, None] * 3**self.length
@@ -65,7 +65,7 @@ class Vocabulary:
 
     def best(self, possible: np.ndarray) -> int:
         """Return the index of the guess with the most expected information about the secret, which is one of the
-        `possible` words (bool `[V]`). Ties go to a possible word, then to the lowest index."""
+        `possible` words (bool `[V]`, for V words). Ties go to a possible word, then to the lowest index."""
         key = np.packbits(possible).tobytes()
         if key not in self._best:
             self._best[key] = int(np.argmax(np.round(self.gains(possible), 9) + 1e-10 * possible))
@@ -73,7 +73,8 @@ class Vocabulary:
 
 
 def code(guess: np.ndarray, word: np.ndarray) -> np.ndarray:
-    """Return the colours of guesses `[…, n]` (letters as numbers) for secret words `[…, n]`, as one uint16 code each.
+    """Return the colours of guesses for secret words, as one uint16 code each. Both are `[…, n]`: words of n letters,
+    as numbers.
 
     A letter in its right place is green. Other letters are yellow, from the left, as often as the secret word has them
     in places that are not green; the rest are black. The code has base 3: the first letter's digit is the lowest, with
@@ -120,8 +121,8 @@ class WordGames:
 
 
 def draw(allowed: np.ndarray, chance: np.ndarray) -> np.ndarray:
-    """Draw an index in each row, `[R]`, uniformly among the `allowed` ones (bool `[R, V]`), or among all if none is
-    allowed. `chance` `[R]` has random numbers in [0, 1)."""
+    """Draw one of V indices in each of R rows, `[R]`, uniformly among the `allowed` ones (bool `[R, V]`), or among all
+    if none is allowed. `chance` `[R]` has random numbers in [0, 1)."""
     allowed = allowed | ~allowed.any(axis=1, keepdims=True)
     count = allowed.cumsum(axis=1)
     place: np.ndarray = (count > (chance * count[:, -1]).astype(np.int64)[:, None]).argmax(axis=1)

@@ -98,8 +98,8 @@ class Appending:
     Args:
         notes: the folder for the notes.
         names: the names of the files that the tracker accepts.
-        begin: a function that begins to write a run anew: it discards what was written of that run before, and returns
-            an object that writes to the tracker.
+        begin: a function that starts to write a run from its beginning: it discards what was written of that run
+            before, and returns an object that writes to the tracker.
     """
 
     def __init__(self, notes: Path, names: Sequence[str], begin: Callable[[TrackedRun], _Writer]) -> None:

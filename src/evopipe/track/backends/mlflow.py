@@ -320,7 +320,8 @@ def _metrics(values: Mapping[str, float], clock: float, step: int) -> list[Metri
 
 
 def serve(root: Path, port: int, browser: bool, tell: Callable[[str], None]) -> None:
-    """Serve MLflow's pages of this project on a local port, until SIGINT or SIGTERM. `tell` is called with the address.
+    """Serve MLflow's pages of the project at `root`, the root of the DVC repository, on a local port, until SIGINT or
+    SIGTERM. `tell` is called with the address.
 
     If `MLFLOW_TRACKING_URI` names a server, nothing is served, and `tell` is called with that server's address.
     `browser` opens the address in a browser.
