@@ -48,7 +48,8 @@ class Twins:
 
     def state(self, row: int) -> npt.NDArray[np.uint8]:
         """The state of a game of the package, as C keeps it."""
-        return np.concatenate([whole(self.games[row].last_action), *self.pack(self.games[row].env)])
+        game = self.games[row]
+        return np.concatenate([whole(game.last_action, game.env.terminal), *self.pack(game.env)])
 
     def compare(self, row: int, seen: torch.Tensor, obs: Any) -> None:
         np.testing.assert_array_equal(seen.numpy(), self.pool.observations.row(obs))
@@ -62,6 +63,12 @@ class Twins:
         self.games[row].reset()
         self.pool.reset([row], [seed])
         self.compare(row, self.pool.obs[row], self.games[row].state())
+
+    def rest(self, row: int, seen: torch.Tensor) -> None:
+        """A step after the end changes nothing that is shown, and pays nothing."""
+        step = self.pool.step(torch.ones(1, dtype=torch.int64), torch.tensor([row]))
+        assert torch.equal(step.obs[0], seen)
+        assert (float(step.reward[0]), bool(step.terminated[0])) == (0.0, True)
 
     def step(self, tick: int) -> tuple[float, int]:
         """Step both, some of them from a state of their own; return the sum of rewards, and how many episodes ended."""
@@ -81,6 +88,7 @@ class Twins:
             self.compare(row, step.obs[row], obs)
             paid, ended = paid + float(reward), ended + terminated
             if terminated:
+                self.rest(row, step.obs[row])
                 self.begin(row, tick)
         return paid, ended
 

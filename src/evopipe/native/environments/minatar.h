@@ -34,16 +34,18 @@ static void board_show_rows(float *observation, int plane, const cells *rows) {
   }
 }
 
-// A game under its two names: -v0 takes all actions, -v1 those that the game reads, `...`.
+// A game under its two names: -v0 takes all actions, -v1 those that the game reads, `...`. What is over stays as it is.
 #define MINATAR(game, title, planes, first_draws, draws, ...)                                  \
   static const uint8_t game##_few[] = {__VA_ARGS__};                                           \
   static int game##_step_all(void *state, const inputs *in, double *reward) {                  \
     game *s = state;                                                                           \
-    return game##_step(s, minatar_sticky(&s->action, (int)in->choice, in), in, reward);        \
+    const int taken = minatar_sticky(&s->action, (int)in->choice, in);                         \
+    return s->over = s->over || game##_step(s, taken, in, reward);                             \
   }                                                                                            \
   static int game##_step_few(void *state, const inputs *in, double *reward) {                  \
     game *s = state;                                                                           \
-    return game##_step(s, minatar_sticky(&s->action, game##_few[in->choice], in), in, reward); \
+    const int taken = minatar_sticky(&s->action, game##_few[in->choice], in);                  \
+    return s->over = s->over || game##_step(s, taken, in, reward);                             \
   }                                                                                            \
   static const environment game##_v0 =                                                         \
       MINATAR_KIND(game, title "-v0", planes, first_draws, draws, _step_all, MINATAR_ACTIONS); \

@@ -11,7 +11,7 @@ typedef struct {
 } crosser;
 
 typedef struct {
-  int32_t action, x, y;
+  int32_t action, over, x, y;
   int32_t spawn, until_spawn;  // steps between two that come, and until the next does
   int32_t pace, until_move;    // steps between two of their moves, and until the next
   int32_t until_ramp, level;

@@ -4,7 +4,7 @@
 #include "minatar.h"
 
 typedef struct {
-  int32_t action, paddle;
+  int32_t action, over, paddle;
   int32_t x, y, right, down;  // the ball, and its direction: 1 or -1 each
   int32_t last_x, last_y;
   int32_t struck;  // whether it met a brick in the step before; then it flies through the next
@@ -19,7 +19,7 @@ static void breakout_lay(breakout *s) {
 
 static void breakout_reset(void *state, const inputs *in) {
   const int right = in->random[0] < 0.5, x = right ? 0 : BOARD - 1, y = 3;
-  *(breakout *)state = (breakout){STAY, 4, x, y, right ? 1 : -1, 1, x, y, 0, {0}};
+  *(breakout *)state = (breakout){STAY, 0, 4, x, y, right ? 1 : -1, 1, x, y, 0, {0}};
   breakout_lay(state);
 }
 

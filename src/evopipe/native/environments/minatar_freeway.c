@@ -10,7 +10,7 @@ typedef struct {
 } car;
 
 typedef struct {
-  int32_t action, chicken, wait, left;  // left: steps
+  int32_t action, over, chicken, wait, left;  // left: steps
   car cars[LANES_OF_CARS];
 } freeway;
 
@@ -24,7 +24,7 @@ static void freeway_set_paces(freeway *s, const double *random) {
 
 static void freeway_reset(void *state, const inputs *in) {
   freeway *s = state;
-  *s = (freeway){STAY, BOARD - 1, CHICKEN_WAIT, FREEWAY_STEPS, {{0, 0, 0}}};
+  *s = (freeway){STAY, 0, BOARD - 1, CHICKEN_WAIT, FREEWAY_STEPS, {{0, 0, 0}}};
   freeway_set_paces(s, in->random);
 }
 

@@ -18,7 +18,7 @@ typedef struct {
 } shoal;
 
 typedef struct {
-  int32_t action, x, y, side;
+  int32_t action, over, x, y, side;
   int32_t oxygen, divers, surfaced, reload;
   int32_t spawn, until_spawn, until_diver, pace, level;
   shoal torpedoes, bullets, fish, subs, swimmers;

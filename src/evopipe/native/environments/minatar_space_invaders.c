@@ -7,7 +7,7 @@ enum { CANNON_RELOAD = 5, ALIEN_RELOAD = 10, FIRST_MARCH = 12, FASTEST_MARCH = 6
 enum { ALIEN_COLUMNS = 0xfc };  // cells 2 to 7 of a row
 
 typedef struct {
-  int32_t action, cannon, reload;  // reload: steps until the cannon may fire
+  int32_t action, over, cannon, reload;  // reload: steps until the cannon may fire
   int32_t side;                    // where aliens march to: -1 is left, 1 right
   int32_t march, wait, aim;        // steps between two marches, at most; until the next; until they fire
   int32_t wave;                    // counts those that marched faster than the one before
