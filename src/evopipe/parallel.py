@@ -202,10 +202,10 @@ class Helper:
 
 
 def dismiss(helpers: Sequence[Helper]) -> None:
-    """End several helpers at the same time: each idle helper first calls its function `last`, and busy helpers are
-    killed at once.
+    """End several helpers at the same time.
 
-    All idle helpers share one limit of `_PATIENCE` milliseconds; a helper that takes longer is killed.
+    A busy helper is killed at once. An idle helper first calls the function `last` with which it was made. It has 5
+    seconds (`_PATIENCE`) from the start of this call; if it has not ended by then, it is killed.
     """
     ends = [end for helper in helpers if (end := helper._end.detach()) is not None]
     for _, _, (_, owner, told, note, _), _ in ends:

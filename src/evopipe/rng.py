@@ -81,10 +81,13 @@ _kernel: _Kernel | None = None
 def use(kernel: _Kernel | None) -> None:
     """Set the function that draws random numbers on the CPU from now on; None restores NumPy and torch.
 
-    The function is called as `kernel(name, keys, salt, steps, found)`, and writes its draws into the tensor `found`.
-    If `name` is `uniform`, `normals` or `shuffles`, these are n numbers for each of P `keys` `[P]` and U `steps` `[U]`:
-    `found` is `[P, U, n]`. If `name` is `parts`, they are P new keys: `found` is `[P]`, and steps have no effect.
-    `salt` is the integer to be added to a key before it is hashed.
+    The function is called as `kernel(name, keys, salt, steps, found)`, and writes its draws into the tensor `found`:
+
+    - If `name` is `uniform`, `normals` or `shuffles`, the function draws n numbers for each of P keys and U steps.
+      `keys` is `[P]`, `steps` `[U]`, and `found` `[P, U, n]`.
+    - If `name` is `parts`, the function derives a new key from each key. `found` is `[P]`, and `steps` has no effect.
+
+    `salt` is an integer, which the function adds to a key before it hashes the key.
     """
     global _kernel
     _kernel = kernel

@@ -339,10 +339,10 @@ class Games:
     Attributes:
         ids: `[P, B, L]` int64, the tokens.
         acts: `[P, B, L - 1]` bool, True if the player writes the next token.
-        reward: `[P, B, L - 1]` float32, the sum of the rewards from this state until the player's next turn to write.
+        reward: `[P, B, L - 1]` float32, the sum of the rewards from this state until the player writes again.
         after: `[P, B, L - 1]` int64, the column of the next state in which the player writes; the column of the game's
             last token if there is none.
-        over: `[P, B, L - 1]` bool, True if the game is over by then.
+        over: `[P, B, L - 1]` bool, True if the game ends before the player writes again.
     """
 
     ids: Tensor

@@ -7,8 +7,10 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -25,9 +27,10 @@ from evopipe.native import build
 from evopipe.params.load import parse_params
 from evopipe.problems import problem_of
 from evopipe.problems.env import begin, regime_of
+from evopipe.regimes.measures import Measures
 from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
-from evopipe.run.evaluate import Stopped
+from evopipe.run.evaluate import Episodes, Stopped
 from evopipe.run.regime import Setup
 from evopipe.run.run import Run
 from evopipe.run.session import Home, Session
@@ -334,6 +337,11 @@ class Overheard(InProcess):
 def test_every_shard_hears_once_of_an_evaluation_that_was_given_up_whenever_it_is_asked_next() -> None:
     run = sharded(problem(), 2, Overheard)
     seeds, engine = run.spec.seeds(Purpose.EVALUATE, 2), run.regime.engine  # type: ignore[attr-defined]
+    forgot: list[int] = []
+    for number, shard in engine._shards.items():
+        shard.regime.evaluate.watch = SimpleNamespace(
+            begin=bool, note=lambda *given: None, forget=lambda number=number: forgot.append(number)
+        )
 
     def stop() -> bool:
         raise Stopped
@@ -341,9 +349,75 @@ def test_every_shard_hears_once_of_an_evaluation_that_was_given_up_whenever_it_i
     with pytest.raises(Stopped):
         run.regime.evaluate(run.cohorts, seeds, stop)
     engine.sent.clear()
+    forgot.clear()
     for slots in ((0, 1), (2, 3), (0, 1, 2, 3)):
         run.regime.evaluate(run.spec.form([run.members[slot] for slot in slots]), seeds, lambda: False)
     assert [(shard, about["torn"]) for shard, about in engine.sent] == [(0, True), (1, True), (0, False), (1, False)]
+    assert forgot == [0, 1], "what was noted of it"
+
+
+@pytest.mark.parametrize("learns", [False, True], ids=["scored", "learned-from"])
+def test_what_shards_play_is_put_together_by_slots_or_for_one_member_by_seeds(learns: bool) -> None:
+    """Of shards of three, three and one: each member's own episodes, and steps and cut episodes of them all. What is
+    learned from is played where its member's memory is."""
+    replay = {"capacity": 100, "sharing": "own", "evaluation": learns}
+    run, asked = sharded(problem(train={"replay": replay}), 3, members=7), []
+    keys = [member.key for member in run.members]
+    assert len({*keys}) == 7
+    run.advance()
+    for number, shard in run.regime.engine._shards.items():  # type: ignore[attr-defined]
+
+        def play(cohorts: Any, seeds: np.ndarray, stopped: object, number: int = number) -> Episodes:
+            members = sorted((m for cohort in cohorts for m in cohort.members), key=lambda member: member.slot)
+            found = np.array([[100.0 * keys.index(member.key) + seed for seed in seeds] for member in members])
+            asked.append((number, len(seeds)))
+            more = {"agents": np.stack((found, -found), axis=2)}
+            return Episodes(found, found.astype(np.int64) + 1, 10**number, more, cut=2 * 10**number)
+
+        shard.regime.evaluate = play
+    seeds, places = np.array([3, 1, 7, 20, 9]), ((0, 1, 2), (3, 4, 5), (6,))
+    for slots in ((0, 1, 2, 3, 4, 5, 6), (1, 3, 5), (0, 2), (5,), (6,)):
+        asked.clear()
+        played = run.regime.evaluate(run.spec.form([run.members[slot] for slot in slots]), seeds, lambda: False)
+        wanted = 100.0 * np.array(slots)[:, None] + seeds
+        np.testing.assert_array_equal(played.returns, wanted)
+        np.testing.assert_array_equal(played.lengths, wanted + 1)
+        np.testing.assert_array_equal(played.more["agents"], np.stack((wanted, -wanted), axis=2))
+        whole = [(number, 5) for number, held in enumerate(places) if {*held} & {*slots}]
+        parts = [(0, 2), (1, 2), (2, 1)] if len(slots) == 1 and not learns else whole
+        assert asked == parts
+        assert played.steps == sum(10**number for number, _ in parts)
+        assert played.cut == 2 * played.steps
+
+
+def test_means_of_all_shards_members_come_together() -> None:
+    """Of generations in which one of them trained nobody, too."""
+    p, noted, names = problem(train={"learning_delay": 10**6}), Measures(3, ("loss", "kl")), ("loss", "kl")
+    draws = np.random.default_rng(0)
+
+    def make(about: Mapping[str, Any]) -> tuple[EnvSpec, Any, Clock]:
+        clock = Clock.of(p, len(about["keys"]))
+        regime: Any = regime_of(Setup(p, clock, np.array(about["keys"])))
+        own, told, first = Measures(clock.members, names), regime.state, 3 - about["last"]
+        for generation, slots in enumerate(about["notes"]):
+            values = {name: torch.from_numpy(draws.normal(size=len(slots))) for name in names}
+            own.note(generation, slots, values)
+            noted.note(generation, [slot + first for slot in slots], values)
+        regime.measures, regime.state = own, lambda: {**told(), **own.state()}
+        return p, regime, clock
+
+    first, clock = first_members(p, 3)[0], Clock.of(p, 3)
+    begin = [
+        {"keys": [member.key for member in first[:2]], "last": 3, "notes": [[0, 1], [1], [0]]},
+        {"keys": [first[2].key], "last": 1, "notes": [[0]]},
+    ]
+    run = Run(p, Shards(p, clock, [range(2), range(2, 3)], begin, InProcess(make)), clock, first)
+    run.advance()
+    found = run.regime.measures  # type: ignore[attr-defined]
+    assert found.names == names
+    assert [*found.rows()] == [*noted.rows()]
+    assert [row[:2] for row in found.rows()] == [[1, 0], [1, 1], [1, 2], [2, 1], [3, 0]]
+    assert sharded(p, 2).regime.measures is None  # type: ignore[attr-defined]
 
 
 def test_a_run_in_shards_is_whole_if_each_of_them_is() -> None:
@@ -597,6 +671,18 @@ def test_what_a_shard_says_of_its_task_is_the_run_s() -> None:
             run.close()
 
 
+def test_a_member_that_diverged_in_its_shard_comes_back_so() -> None:
+    run = sharded(problem(train={"learning_delay": 10**6, "evo_steps": 20, "max_steps": 20}), 2)
+    run.advance()
+    shard = run.regime.engine._shards[1]  # type: ignore[attr-defined]
+    (cohort,) = shard._cohorts
+    cohort.healthy[1] = False
+    while not run.clock.generation_over:
+        run.advance()
+    assert [member.healthy for member in run.members] == [True, True, True, False]
+    run.close()
+
+
 def test_losses_come_back_to_their_slots() -> None:
     """Of members that are computed in another order."""
     p = problem(seed=12, mutation=UNLIKE, train={"learning_delay": 0, "evo_steps": 40, "max_steps": 40})
@@ -724,7 +810,14 @@ def test_a_regimes_state_does_not_change_with_what_it_was_taken_of(case: str) ->
 
 @pytest.mark.parametrize(
     ("seconds", "found"),
-    [([10.0, 12.0, 11.0, 35.0], [3]), ([10.0, 12.0, 11.0, 33.0], []), ([0.1, 0.1, 4.0], []), ([1.0, 1.0, 6.0], [2])],
+    [
+        ([10.0, 12.0, 11.0, 35.0], [3]),
+        ([10.0, 12.0, 11.0, 33.0], []),
+        ([0.1, 0.1, 4.0], []),
+        ([1.0, 1.0, 6.0], [2]),
+        ([10.0, 30.0, 10.0], []),
+        ([1.0, 5.0, 1.0], []),
+    ],
 )
 def test_a_shard_that_takes_three_times_as_long_as_others_is_told_of(seconds: list[float], found: list[int]) -> None:
     assert list(slow_shards(seconds)) == found
@@ -735,6 +828,12 @@ def test_a_shard_that_always_dies_ends_the_run_with_a_sentence() -> None:
     sentence = "shard [01] died 4 times in one generation, at last because it was killed"
     with pytest.raises(ResourceError, match=sentence):
         finish(run)
+    p = problem(train={"evo_steps": 20, "max_steps": 20, "learning_delay": 10**6})
+    again = sharded(p, 2, Deadly, deaths=range(7, 10))
+    finish(again)
+    assert len(again.regime.said) == 3, "as often as that it is made anew"  # type: ignore[attr-defined]
+    with pytest.raises(ResourceError, match="died 4 times"):
+        finish(sharded(p, 2, Deadly, deaths=range(7, 11)))
 
 
 @pytest.mark.parametrize("ticks", [50, *(pytest.param(n, marks=pytest.mark.thorough) for n in (0, 3, 80))])
@@ -754,6 +853,26 @@ def test_a_run_in_shards_goes_on_from_what_was_saved(ticks: int, monkeypatch: py
     assert outcome(second) == outcome(whole)
     assert outcome(first) == outcome(whole)
     assert states(second) == states(first) == states(whole)
+
+
+def test_a_run_that_returns_to_what_was_saved_knows_nothing_of_the_future_it_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its shards told more since then, of which only changes would be told next."""
+    monkeypatch.setattr("evopipe.scale.changes._LARGE", 1)
+    p = problem(train={"learning_delay": 10**6, "evo_steps": 20, "max_steps": 60, "eval_steps": 5})
+    whole, run = (sharded(p, 1, members=2) for _ in range(2))
+    assert all(states(run)), "before the first tick there is one, too"
+    close(run)
+    saved = copy.deepcopy(run.state())
+    run.regime._ticks = 2  # type: ignore[attr-defined]
+    run.advance()
+    run.state()
+    run.restore(*saved)
+    for each in (whole, run):
+        finish(each)
+    assert outcome(run) == outcome(whole)
+    assert states(run) == states(whole)
 
 
 def test_a_restored_shard_knows_the_losses_of_members_that_learn_no_more_in_this_generation() -> None:
@@ -949,6 +1068,17 @@ def test_what_would_change_results_is_refused(tmp_path: Path, changes: dict[str,
     with pytest.raises(ParamsError) as refused, divided(problem_of(asked, tmp_path), asked, 4, tmp_path):
         pass
     assert sentence in str(refused.value)
+
+
+def test_members_that_are_scored_need_no_neighbours(tmp_path: Path) -> None:
+    """An elite beside two pairs makes five, for as many as five shards; to train, a pair stays together."""
+    data = params({"population.size": 4, "runtime.cohorts": "exact", "train.replay.sharing": 2})
+    for count, learn in ((5, False), (2, True), (3, True)):
+        data["runtime"]["shards"] = {"count": count}
+        asked = parse_params(data)
+        one = divided(problem_of(asked, tmp_path), asked, 4 + (not learn), tmp_path, learn=learn)
+        with pytest.raises(ParamsError, match="memories") if count == 3 else nullcontext(), one as made:
+            assert made.parts == count
 
 
 def test_a_population_that_cannot_be_divided_among_its_memories_is_refused() -> None:

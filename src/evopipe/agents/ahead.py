@@ -73,14 +73,14 @@ class Ahead:
                 self._begin(tick)
 
     def take(self, tick: int, stopped: Callable[[], bool]) -> tuple[list[Done], bool]:
-        """Wait for the round of a tick; return its episodes, and whether they were played with weights of an earlier
-        tick.
+        """Wait until the round of a tick has been played; return its episodes, and whether they were played by weights
+        of an earlier tick.
 
         `stopped` is a function that is called repeatedly while waiting; it returns whether to stop.
 
         Raises:
-            Stopped: `stopped` returned True. The threads of all rounds are asked to stop; `ensure` starts these rounds
-                again.
+            Stopped: `stopped` returned True. All rounds are then stopped, and a later call of `ensure` plays them from
+                the beginning.
         """
         this = self._rounds[tick]
         while not this.ended.wait(_ASK):
@@ -105,11 +105,13 @@ class Ahead:
         self._rounds.clear()
 
     def state(self, now: int) -> dict[str, Tensor]:
-        """Return the weights of the rounds that members have not learned from yet, to be saved in a checkpoint.
+        """Return, for a checkpoint, the weights that are needed to play all open rounds again.
 
-        A key is `ahead.<tick>.<slot>`, where the slot is the member's index in the population; the value is a vector of
-        all the member's weights. Rounds with the weights that members have at the tick `now` are left out, because the
-        checkpoint has these weights already.
+        A round is open until members have learned from it. `now` is the present tick. Rounds with the weights of this
+        tick are left out, because the checkpoint has these weights already.
+
+        A key is `ahead.<tick>.<slot>`, where the slot is the member's index in the population. The value is a vector of
+        all the member's weights.
         """
         found: dict[str, Tensor] = {}
         for tick, each in self._rounds.items():

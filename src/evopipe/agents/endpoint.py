@@ -206,10 +206,10 @@ class Endpoint:
             await runner.cleanup()
 
     def begin(self) -> None:
-        """Begin a round of episodes: sessions of the same name are counted from 0 again.
+        """Begin a round of episodes, in which attempts are counted from 0 again.
 
-        Each attempt at an episode opens another session of the episode's name. This count seeds the session's random
-        draws, so that each attempt gets draws of its own.
+        If an episode is tried again, the new attempt opens a session of the same name. The endpoint counts the sessions
+        of each name in the round. A session's random draws depend on this count, so they differ between attempts.
         """
         self._attempts.clear()
 

@@ -24,7 +24,7 @@ class BaseEnv(ABC):
 
     Attributes:
         blocking: where plain methods run: True for a thread, `"process"` for a process, False for the thread of the
-            engine, which then waits for them.
+            event loop, which then waits for them.
         idx: the episode's name, which the workflow sets.
         scores_cut: whether an episode that ends early, by a limit on tokens, still gets a final reward.
     """

@@ -194,7 +194,7 @@ class Model:
 
     @property
     def name(self) -> str:
-        """A name for the episode, unique in its round: `<slot>-<job>`."""
+        """The episode's name, unique in its round: the arguments `slot` and `job`, joined by a hyphen."""
         return f"{self._slot}-{self._job}"
 
     async def get_model_response(self, messages: str | Sequence[Message], **how: Any) -> ModelOutput:
@@ -232,7 +232,8 @@ class Model:
             prompt: the prompt.
             how: `max_tokens`, `temperature`, `top_k`, `top_p` and `stop` of these completions, if they differ from the
                 run's. Other keys are ignored.
-            draws: for each completion a number that seeds its random draws, or None for the number of this call.
+            draws: for each completion a number that seeds its random draws. None seeds them with the number of the
+                request in this episode.
 
         Raises:
             TerminationEvent: the prompt is longer than the run allows, or the limit of tokens is below 1.

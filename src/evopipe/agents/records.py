@@ -76,10 +76,11 @@ def show(title: str, files: Mapping[str, Path], page: Path) -> None:
 
 
 def files_of(folder: Path, last: int | None = None) -> dict[str, Path]:
-    """Return the episode files in a run's folder that its page shows, keyed by their headings.
+    """Return the episode files in a run's folder that its page shows, keyed by their headings on the page.
 
-    The first is the validation of the best member, `elite.jsonl`; if it does not exist yet, the last validation. The
-    others are the last 3 rounds of training up to the round `last`, or up to the end if `last` is None.
+    The first file is `elite.jsonl`, the validation of the best member. If it does not exist yet, the first file is the
+    last validation, if there is one. The other files are the last 3 rounds of training, the newest first. Rounds after
+    the round `last` are left out; None leaves out none.
     """
     validations, rounds = (sorted(folder.glob(f"{kind}-*.jsonl")) for kind in ("validation", "train"))
     if last is not None:

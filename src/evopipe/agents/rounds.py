@@ -236,7 +236,6 @@ class Rounds:
         """Let every member play one round of episodes and learn from it, which is one tick. `most`, the number of ticks
         for other regimes, has no effect here. If the run is asked to stop, the round is not counted, and is played
         again when the run continues."""
-        self.whole = False
         self.whole = True  # nothing has changed if an episode fails the run
         try:
             done, stale = self._next()
@@ -454,8 +453,13 @@ class Rounds:
     def validation(
         self, tasks: Sequence[Mapping[str, Any]], slots: Sequence[int], names: Sequence[Any]
     ) -> list[EpisodeJob]:
-        """Return the jobs of a validation: each member in `slots` plays each task `agents.samples` times. `names` has a
-        name for each task, which the names of its episodes begin with."""
+        """Return the jobs of a validation, in which each member plays each task `agents.samples` times.
+
+        Args:
+            tasks: the tasks.
+            slots: the members, as indices in the population.
+            names: a name for each task. The name of an episode is its task's name, a colon, and a number.
+        """
         k, how = self.agents.samples, Sampled(self.agents.temperature)
         return [
             EpisodeJob(slot, n * k + s, f"{name}:{s}", own(task), how)
@@ -488,7 +492,7 @@ class Rounds:
         Args:
             cohorts: the members, in groups that are computed as one batch.
             tasks: the tasks.
-            index: the number of each task in its dataset, with which the names of its episodes begin.
+            index: the number of each task in its dataset. The names of the task's episodes begin with this number.
             stopped: a function that returns whether to stop; it is called between completions.
             note: whether rewards and shares of right answers are also added to the record of validations.
 

@@ -21,15 +21,16 @@ from evopipe.errors import said
 
 
 class EpisodeRunner:
-    """A runner of an episode's blocking calls: it gives the engine's threads to the episode, and applies the time
-    limits of environments.
+    """A runner of one episode's calls that may block: it runs them in threads or processes, with time limits.
+
+    The engine is the object that plays all episodes.
 
     Args:
         threads: the engine's pool of threads.
         env_seconds: time limit of an environment's call; None for no limit.
         close_seconds: time limit of an environment's `close`.
-        lock: a lock that is held during unsafe calls, those of environments that are not thread-safe.
-        told: a function without arguments, called after each call to tell the engine that the call has ended.
+        lock: a lock that is held during calls of environments that are not thread-safe.
+        told: a function without arguments that tells the engine that a call has ended. It is called after each call.
     """
 
     def __init__(
@@ -48,7 +49,8 @@ class EpisodeRunner:
             *args: its arguments.
             safe: whether the function is thread-safe. If not, the call waits until no other unsafe call of the engine
                 runs.
-            **how: the arguments `blocking`, `seconds` (the time limit) and `undo` of `Threads.call`.
+            **how: further arguments of `Threads.call`: `blocking` (thread or process), `seconds` (the time limit), and
+                `undo` (what to call with a result that comes too late).
         """
         self.running += 1
         try:
@@ -108,8 +110,10 @@ class Workflow(ABC):
         return await self.executor.call(function, *args, blocking=how or True, seconds=self.executor.env_seconds)
 
     async def made(self, env_cls: type[Any], task: Mapping[str, Any]) -> Any:
-        """Make the environment of a task from the class `env_cls`, in a thread or process if the class is blocking. An
-        environment that is made after the time limit is closed again.
+        """Make the environment of a task from the class `env_cls`.
+
+        The class attribute `blocking` says where this runs: in a thread, in a process, or in the thread of the event
+        loop (see `BaseEnv`). An environment that is made after the time limit is closed again.
 
         Raises:
             TimeoutError: making the environment takes longer than `agents.env_seconds`.
@@ -120,7 +124,10 @@ class Workflow(ABC):
         )  # fmt: skip
 
     async def on_env(self, env: BaseEnv, method: str, *args: Any) -> Any:
-        """Call an environment's method, in a thread or process if the environment is blocking; return its result.
+        """Call an environment's method, and return its result.
+
+        The environment's attribute `blocking` says where the method runs: in a thread, in a process, or in the thread
+        of the event loop (see `BaseEnv`).
 
         Raises:
             TimeoutError: the call takes longer than `agents.env_seconds`.
@@ -375,14 +382,14 @@ class FlowWorkflow(Workflow):
 
 
 def episode_of(found: Any, steps: list[Step], task: dict[str, Any], flow: Any) -> Episode:
-    """Convert what a flow returned to an episode.
+    """Convert what a flow returned to an episode. A flow is a user's function that plays one episode of a task.
 
     Args:
-        found: what the flow returned. An `Episode` is returned unchanged. A `Trajectory` becomes the only one of its
-            episode. A number is the reward of a trajectory of `steps`. A list has the reward of each of `steps`.
+        found: what the flow returned. An `Episode` is returned unchanged. A `Trajectory` becomes the only trajectory of
+            a new episode. A number is the reward of a trajectory of `steps`. A list has a reward for each of `steps`.
         steps: the flow's calls of the model, as steps.
         task: the task.
-        flow: the flow, which error messages name.
+        flow: the flow, which is named in error messages.
 
     Raises:
         TypeError: the list has more or fewer rewards than there are steps.

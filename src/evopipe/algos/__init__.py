@@ -251,9 +251,9 @@ def unserved(name: str, spaces: Spaces, env_id: str, space: object) -> str | Non
 
     Args:
         name: the algorithm's name.
-        spaces: the environment's spaces.
-        env_id: the environment's id, for the sentence.
-        space: the environment's action space, for the sentence.
+        spaces: the environment's spaces, which are checked.
+        env_id: the environment's id, which the sentence shows.
+        space: the environment's action space, which is not checked; the sentence only shows it.
     """
     team, kind = spaces.team is not None, spaces.kind
     if team == get(name).TEAM and kind in get(name).ACTIONS:

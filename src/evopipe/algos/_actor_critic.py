@@ -26,24 +26,24 @@ from evopipe.rng import Stream
 from evopipe.schema.declare import hyper
 from evopipe.types import Batch, Hyper, Learned, Tensor
 
-ActorRate = Annotated[float, _hyper.rate("the actor's Adam")]
-CriticRate = Annotated[float, _hyper.rate("the critics' Adam")]
-PolicyDelay = Annotated[int, hyper(doc="critic updates for one of the actor and the targets",
+ActorRate = Annotated[float, _hyper.rate("Adam for the actor")]
+CriticRate = Annotated[float, _hyper.rate("Adam for the critics")]
+PolicyDelay = Annotated[int, hyper(doc="critic updates for each update of the actor and the target networks",
     raising="slower, steadier actor", ge=1, le=1000)]  # fmt: skip
-TargetNoise = Annotated[float, hyper(doc="standard deviation of the noise on target actions",
+TargetNoise = Annotated[float, hyper(doc="standard deviation of the noise on actions in the critics' targets",
     raising="smoother targets", evolvable=True, ge=0, le=10)]  # fmt: skip
-TargetNoiseLimit = Annotated[float, hyper(doc="largest such noise", raising="smoother targets", evolvable=True, ge=0,
-    le=2)]  # fmt: skip
-RandomSteps = Annotated[int, hyper(doc="first steps of the member, with uniform actions", unit="environment steps",
+TargetNoiseLimit = Annotated[float, hyper(doc="largest noise on actions in the critics' targets",
+    raising="smoother targets", evolvable=True, ge=0, le=2)]  # fmt: skip
+RandomSteps = Annotated[int, hyper(doc="first steps of a member, with random actions", unit="environment steps",
     raising="explores longer at first", ge=0, le=10**12)]  # fmt: skip
-Noise = Annotated[NoiseKind, hyper(doc="exploration noise: `gaussian`, or `ou` (Ornstein-Uhlenbeck)")]
+Noise = Annotated[NoiseKind, hyper(doc="kind of exploration noise: `gaussian`, or `ou` (Ornstein-Uhlenbeck)")]
 NoiseDeviation = Annotated[float, hyper(
-    doc="standard deviation of the noise on continuous actions while it learns online", raising="explores more", ge=0,
+    doc="standard deviation of the exploration noise on continuous actions", raising="explores more", ge=0,
     le=10)]  # fmt: skip
-NoiseReturn = Annotated[float, hyper(doc="how fast Ornstein-Uhlenbeck noise returns to 0", raising="less correlated",
-    ge=0.05, le=1)]  # fmt: skip
+NoiseReturn = Annotated[float, hyper(doc="share of Ornstein-Uhlenbeck noise that decays per step",
+    raising="less correlated", ge=0.05, le=1)]  # fmt: skip
 SharedEncoder = Annotated[bool, hyper(
-    doc="one encoder, trained by the critics' loss alone, under heads of one hidden layer at least")]  # fmt: skip
+    doc="whether actor and critics share an encoder, which learns by the critics' loss alone")]  # fmt: skip
 RANGES = _hyper.ranges(lr_actor=(1e-4, 1e-2), lr_critic=(1e-4, 1e-2), batch_size=(32, 512), learn_step=(1, 8))
 
 

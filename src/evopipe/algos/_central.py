@@ -24,9 +24,9 @@ from evopipe.rng import Stream
 from evopipe.schema.declare import hyper
 from evopipe.types import Batch, Hyper, Learned, Spaces, Tensor
 
-Temperature = Annotated[float, hyper(doc="temperature of the Gumbel-softmax by which discrete actions get a gradient",
+Temperature = Annotated[float, hyper(doc="temperature of the Gumbel-softmax that gives discrete actions a gradient",
     raising="smoother, more biased gradients", gt=0, le=100)]  # fmt: skip
-OutputPenalty = Annotated[float, hyper(doc="weight of the actors' mean squared outputs in their loss",
+OutputPenalty = Annotated[float, hyper(doc="weight of the mean squared outputs of actors in their loss",
     raising="actions stay further from their limits", ge=0)]  # fmt: skip
 
 RANGES = _hyper.ranges(lr_actor=(1e-4, 1e-2), lr_critic=(1e-4, 1e-2), batch_size=(64, 1024), learn_step=(4, 64))

@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 from evopipe.schema.declare import hyper
 
-GamesAnUpdate = Annotated[int, hyper(doc="games an update", raising="steadier gradients, slower updates", ge=1,
+GamesAnUpdate = Annotated[int, hyper(doc="games in a minibatch", raising="steadier gradients, slower updates", ge=1,
     le=1 << 20)]  # fmt: skip
 Decoding = Annotated[Literal["sample", "greedy", "beam"], hyper(
-    doc="how a turn is written: its tokens drawn, each the likeliest, or the likeliest turn of some")]  # fmt: skip
-WritesAt = Annotated[float, hyper(doc="what logits are divided by where tokens are drawn", raising="plays at random",
+    doc="decoding of a turn: `sample` (draws tokens), `greedy` (likeliest tokens), `beam` (beam search)")]  # fmt: skip
+WritesAt = Annotated[float, hyper(doc="temperature at which tokens are drawn", raising="plays more at random",
     evolvable=True, gt=0, le=100)]  # fmt: skip
-Beams = Annotated[int, hyper(doc="likeliest beginnings of a turn that `decode: beam` keeps",
+Beams = Annotated[int, hyper(doc="number of beams (partial turns) of `decode: beam`",
     raising="likelier turns, slower", ge=1, le=1 << 10)]  # fmt: skip

@@ -17,46 +17,46 @@ from evopipe.rng import Stream
 from evopipe.schema.declare import hyper
 from evopipe.types import Hyper, Learned, Tensor, Text, TokenScores, Words
 
-Rows = Annotated[int, hyper(doc="completions of a member between two rounds of updates",
-    raising="steadier, less often", ge=1, le=1 << 20)]  # fmt: skip
+Rows = Annotated[int, hyper(doc="completions that a member collects before it updates",
+    raising="steadier but fewer updates", ge=1, le=1 << 20)]  # fmt: skip
 GroupSize = Annotated[int, hyper(
-    doc="completions of one prompt; the others of the `rows` are of as many other prompts as fit",
-    raising="better compared, fewer prompts", evolvable=True, ge=1, le=1 << 12)]  # fmt: skip
-RowsAnUpdate = Annotated[int, hyper(doc="completions an update, at most `rows`", raising="fewer, steadier updates",
+    doc="completions of each prompt; `rows` holds as many prompts as fit",
+    raising="better comparison, fewer prompts", evolvable=True, ge=1, le=1 << 12)]  # fmt: skip
+RowsAnUpdate = Annotated[int, hyper(doc="completions in a minibatch, at most `rows`", raising="fewer, steadier updates",
     ge=1, le=1 << 20)]  # fmt: skip
-RowsOfText = Annotated[int, hyper(doc="texts an update", raising="steadier gradients, slower updates", ge=1,
+RowsOfText = Annotated[int, hyper(doc="texts in a minibatch", raising="steadier gradients, slower updates", ge=1,
     le=1 << 20)]  # fmt: skip
-PairsAnUpdate = Annotated[int, hyper(doc="pairs an update", raising="steadier gradients, slower updates", ge=1,
+PairsAnUpdate = Annotated[int, hyper(doc="pairs in a minibatch", raising="steadier gradients, slower updates", ge=1,
     le=1 << 20)]  # fmt: skip
-Epochs = Annotated[int, hyper(doc="times that completions are gone through",
-    raising="learns more from each, goes further from it", ge=1, le=100)]  # fmt: skip
-Temperature = Annotated[float, hyper(doc="what logits are divided by when completions are drawn",
+Epochs = Annotated[int, hyper(doc="passes over the collected completions",
+    raising="learns more from each, less on-policy", ge=1, le=100)]  # fmt: skip
+Temperature = Annotated[float, hyper(doc="temperature at which completions are drawn",
     raising="explores more", evolvable=True, gt=0, le=100)]  # fmt: skip
-TopK = Annotated[int, hyper(doc="draw from so many likeliest tokens; 0: from all", raising="explores more", ge=0,
+TopK = Annotated[int, hyper(doc="number of likeliest tokens to draw from; 0: all", raising="explores more", ge=0,
     le=1 << 24)]  # fmt: skip
-TopP = Annotated[float, hyper(doc="draw from the likeliest tokens that together have this probability",
+TopP = Annotated[float, hyper(doc="total probability of the likeliest tokens to draw from",
     raising="explores more", gt=0, le=1)]  # fmt: skip
-ClipLow = Annotated[float, hyper(doc="how far below 1 a probability ratio may go",
+ClipLow = Annotated[float, hyper(doc="distance below 1 at which the probability ratio is clipped",
     raising="tokens fall faster", evolvable=True, gt=0, le=1)]  # fmt: skip
-ClipHigh = Annotated[float, hyper(doc="how far above 1 a probability ratio may go",
+ClipHigh = Annotated[float, hyper(doc="distance above 1 at which the probability ratio is clipped",
     raising="tokens rise faster, entropy lasts longer", evolvable=True, gt=0)]  # fmt: skip
-Kl = Annotated[float, hyper(doc="β, weight of the divergence from the base", raising="stays nearer to it",
+Kl = Annotated[float, hyper(doc="β, weight of the KL divergence from the base", raising="stays nearer to the base",
     evolvable=True, ge=0)]  # fmt: skip
 UnbiasedKl = Annotated[bool, hyper(
-    doc="weight the divergence by the probability ratio, so that its gradient stays unbiased in later updates from the "
-    "same completions")]  # fmt: skip
+    doc="whether the KL divergence is weighted by the probability ratio, which keeps its gradient unbiased in later "
+    "updates from the same completions")]  # fmt: skip
 Correction = Annotated[ops.Correction, hyper(
-    doc="how completions count that another engine or earlier weights wrote: by the ratio of the probabilities of a "
-    "token or of all tokens, which is bounded (`truncate`) or 0 beyond the bounds (`mask`); `none`: as one's own",
+    doc="importance weight of tokens that another engine or older weights wrote: the probability ratio of the token or "
+    "the sequence, clipped to the bounds (`..._truncate`) or 0 outside of them (`..._mask`); `none`: 1",
 )]  # fmt: skip
-CorrectionLow = Annotated[float, hyper(doc="least ratio of the correction", raising="more tokens are bounded", ge=0,
-    le=1)]  # fmt: skip
-CorrectionHigh = Annotated[float, hyper(doc="largest ratio of the correction", raising="fewer tokens are bounded, more "
-    "variance", ge=1)]  # fmt: skip
-EntropyWeight = Annotated[float, hyper(doc="weight of the entropy", raising="explores longer", evolvable=True, ge=0)]
+CorrectionLow = Annotated[float, hyper(doc="lower bound of the importance weight of `correction`",
+    raising="more tokens are bounded", ge=0, le=1)]  # fmt: skip
+CorrectionHigh = Annotated[float, hyper(doc="upper bound of the importance weight of `correction`",
+    raising="fewer tokens are bounded, more variance", ge=1)]  # fmt: skip
+EntropyWeight = Annotated[float, hyper(doc="weight of the entropy term", raising="explores more", evolvable=True, ge=0)]
 RatioLevel = Annotated[ops.Level, hyper(
-    doc="what has a probability ratio: each token, or in the mean each turn or sequence (GSPO)")]  # fmt: skip
-MeanOver = Annotated[ops.Mean, hyper(doc="whether the loss is a mean over all tokens, or over sequences of means")]
+    doc="unit of a probability ratio: each `token`, or the mean over a `turn` or a `sequence` (GSPO)")]  # fmt: skip
+MeanOver = Annotated[ops.Mean, hyper(doc="mean in the loss: over each `token`, or over each `sequence`'s mean")]
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def init_with_head(cfg: Any, nets: Nets) -> StateWithHead:
 
 
 def asks(cfg: Any) -> frozenset[str]:
-    """Return the names of what must be computed of completions before their advantages are estimated.
+    """Return the names of the quantities that must be computed before the advantages of completions are estimated.
 
     The only name is `reference`, the log-probabilities of the tokens under the base model. The name is returned if the
     weight β of the divergence from the base model is above 0, or mutation may raise it above 0.
@@ -283,8 +283,8 @@ def always(*names: str) -> Callable[[Any], frozenset[str]]:
     """Return a function `asks`, which takes an algorithm's configuration and returns the set `names`, whatever the
     configuration is.
 
-    An algorithm's `asks` names what must be computed of rows of text before the algorithm reads them, such as
-    `reference`, the log-probabilities under the base model.
+    An algorithm's `asks` names the quantities that must be computed for rows of text before the algorithm reads them,
+    such as `reference`, the log-probabilities under the base model.
     """
     return lambda cfg: frozenset(names)
 

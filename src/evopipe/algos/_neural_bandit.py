@@ -1,4 +1,4 @@
-"""What both neural bandits have in common: one network f(x; θ) → reward over arms' inputs, and how sure it is of them.
+"""What both neural bandits have in common: one network f(x; θ) → reward of an arm, and its uncertainty.
 
 An update adds to S, which the algorithms' files define, as many arms as were chosen since the last update, each the
 mean of some rows of its batch.
@@ -25,14 +25,14 @@ from evopipe.types import Batch, Hyper, Learned, Spaces, Tensor
 COUNTED = 8  # rows of a batch whose gradients are taken one by one
 
 Contexts = Annotated[Literal["shared", "rows"], hyper(
-    doc="what an arm's input is: `shared`, the observation in the arm's own place among zeros; `rows`, its part of an "
-    "observation that holds one for each arm")]  # fmt: skip
-Exploration = Annotated[float, hyper(doc="ν, how much the width counts", raising="explores more", ge=0,
+    doc="input of an arm: `shared`, zeros but for the observation in the arm's place; `rows`, the arm's own part of "
+    "an observation with one part for each arm")]  # fmt: skip
+Exploration = Annotated[float, hyper(doc="weight ν of a prediction's uncertainty", raising="explores more", ge=0,
     le=1e3)]  # fmt: skip
-Ridge = Annotated[float, hyper(doc="λ, what the sums of squared gradients begin with", raising="is surer at the start",
+Ridge = Annotated[float, hyper(doc="λ, initial value of the sums of squared gradients", raising="explores less early",
     gt=0, le=1e9)]  # fmt: skip
-Decay = Annotated[float, hyper(doc="weight of the squared distance from the first weights, halved",
-    raising="stays nearer to them", ge=0, le=1e3)]  # fmt: skip
+Decay = Annotated[float, hyper(doc="weight of half the squared distance from the initial weights",
+    raising="stays nearer to the initial weights", ge=0, le=1e3)]  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -14,37 +14,37 @@ from evopipe.schema.blocks import InitialisationConfig, NetworkConfig
 from evopipe.schema.declare import hyper
 from evopipe.types import Hyper, Learned, Sequences, Tensor
 
-BatchSize = Annotated[int, hyper(doc="steps of a minibatch, at most the rollout's", raising="fewer, steadier updates",
+BatchSize = Annotated[int, hyper(doc="steps in a minibatch, at most `learn_step`", raising="fewer, steadier updates",
     evolvable=True, ge=1, le=1 << 20)]  # fmt: skip
 LearnStep = Annotated[int, hyper(
-    doc="steps of the member in a rollout, over all its environments; rounded up to whole ticks",
-    unit="environment steps", raising="steadier, less often", evolvable=True, ge=1, le=1 << 24)]  # fmt: skip
-Epochs = Annotated[int, hyper(doc="times that a rollout is gone through",
-    raising="learns more from each, goes further from it", evolvable=True, ge=1, le=100)]  # fmt: skip
-Lambda = Annotated[float, hyper(doc="λ of the advantage estimates", raising="less bias, more variance", evolvable=True,
-    ge=0, le=1)]  # fmt: skip
-Clip = Annotated[float, hyper(doc="ε, how far the probability ratio may go", raising="larger steps of the policy",
+    doc="steps of a rollout, over all environments of a member; rounded up to a multiple of `num_envs`",
+    unit="environment steps", raising="steadier but fewer updates", evolvable=True, ge=1, le=1 << 24)]  # fmt: skip
+Epochs = Annotated[int, hyper(doc="passes over the data of each rollout",
+    raising="learns more from each rollout, less on-policy", evolvable=True, ge=1, le=100)]  # fmt: skip
+Lambda = Annotated[float, hyper(doc="λ of generalised advantage estimation", raising="less bias, more variance",
+    evolvable=True, ge=0, le=1)]  # fmt: skip
+Clip = Annotated[float, hyper(doc="ε; the probability ratio is clipped to 1 ± ε", raising="larger steps of the policy",
     evolvable=True, gt=0)]  # fmt: skip
-ClipValue = Annotated[bool, hyper(doc="whether the value, too, stays within ε of what it was")]
-ValueWeight = Annotated[float, hyper(doc="weight of the value loss", raising="values first", evolvable=True, ge=0)]
-EntropyWeight = Annotated[float, hyper(doc="weight of the entropy", raising="explores longer", evolvable=True, ge=0)]
-GradientClip = Annotated[float, hyper(doc="largest gradient norm, of all networks together",
-    raising="larger steps let through", evolvable=True, gt=0)]  # fmt: skip
+ClipValue = Annotated[bool, hyper(doc="whether values are clipped to the old values ± ε")]
+ValueWeight = Annotated[float, hyper(doc="weight of value losses", raising="values learn faster", evolvable=True, ge=0)]
+EntropyWeight = Annotated[float, hyper(doc="weight of the entropy term", raising="explores more", evolvable=True, ge=0)]
+GradientClip = Annotated[float, hyper(doc="norm to which gradients are clipped, of all networks together",
+    raising="allows larger steps", evolvable=True, gt=0)]  # fmt: skip
 TargetDistance = Annotated[float, hyper(
-    doc="distance from the old policy at which a member stops its epochs; 0: never", unit="nats",
+    doc="KL divergence from the old policy at which the epochs of a rollout end early; 0: never", unit="nats",
     raising="stops later", evolvable=True, ge=0)]  # fmt: skip
 DecaySteps = Annotated[int, hyper(unit="environment steps", raising="decays more slowly", ge=0, le=10**12,
-    doc="steps of the member until learning rate and clip reach their ends; 0: they stay as they are")]  # fmt: skip
-RateEnd = Annotated[float, hyper(doc="share of the learning rate at the end", raising="learns more late", ge=0, le=1)]
-ClipEnd = Annotated[float, hyper(doc="share of the clip at the end", raising="larger steps late", ge=0, le=1)]
-Deviation = Annotated[float, hyper(doc="standard deviation of continuous actions at the start",
+    doc="steps of a member until learning rate and clip reach `lr_end`, `clip_end`; 0: they are constant")]  # fmt: skip
+RateEnd = Annotated[float, hyper(doc="final learning rate, as a share of `lr`", raising="learns more late", ge=0, le=1)]
+ClipEnd = Annotated[float, hyper(doc="final clip, as a share of `clip`", raising="larger steps late", ge=0, le=1)]
+Deviation = Annotated[float, hyper(doc="initial standard deviation of continuous actions",
     raising="explores more", gt=0)]  # fmt: skip
 Squash = Annotated[bool, hyper(
-    doc="tanh-squashed Gaussian actions, in place of ones that the environment clips")]  # fmt: skip
-Longest = Annotated[int, hyper(doc="longest sequence of a recurrent network's minibatch", unit="ticks",
+    doc="whether tanh squashes continuous actions; else they are clipped to the environment's bounds")]  # fmt: skip
+Longest = Annotated[int, hyper(doc="longest sequence in a minibatch of a recurrent network", unit="steps",
     raising="gradients reach further back", ge=1, le=1 << 16)]  # fmt: skip
 Cut = Annotated[Literal["chunked", "overlapping", "whole"], hyper(
-    doc="recurrent: a rollout is cut every `max_seq_len` ticks, every half of it, or nowhere")]  # fmt: skip
+    doc="sequences of recurrent networks: `chunked` at `max_seq_len`, `overlapping` by half, or `whole`")]  # fmt: skip
 # The policy begins near uniform, the value at its own scale (Andrychowicz et al., "What matters in on-policy
 # reinforcement learning?", 2021; decision 0032).
 NETWORK = NetworkConfig(initialisation=InitialisationConfig(biases="auto", acting=0.01, others=1.0))

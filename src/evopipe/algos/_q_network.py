@@ -88,13 +88,13 @@ def target(cfg: Any, state: State, batch: Batch) -> Tensor:
 
 
 def recipe(cfg: Any, state: State, hp: Hyper, batch: Batch, alpha: Tensor | None = None) -> Recipe | None:
-    """Return the `Recipe` by which the C kernels make a whole update. Return None if they cannot; then torch makes it.
+    """Return the `Recipe`, by which the C kernels make a whole update. Return None if they cannot; then torch makes it.
 
     Args:
         cfg, state: the algorithm's configuration and state.
-        hp: hyper-parameters, `[P]` each for P members.
+        hp: the members' values of the hyper-parameters, `[P]` each for P members.
         batch: the minibatch of the update.
-        alpha: `[P]`, the weight of the conservative term in the loss; None for no such term.
+        alpha: `[P]`, the weight of the conservative term in the loss of CQN; None for other algorithms.
     """
     rates: dict[str, Row] = {"lr_critic": hp["lr"], "grad_clip": hp["grad_clip"], "tau": hp["tau"]}
     if getattr(cfg, "target", "soft") == "hard":

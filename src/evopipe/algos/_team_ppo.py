@@ -1,4 +1,4 @@
-"""What IPPO and MAPPO have in common: all but what their critics read, which each function is given as `seen`.
+"""What IPPO and MAPPO have in common: everything but the inputs of critics, which the argument `seen` computes.
 
 `seen` makes of a team's groups and observations `[P, K, B, O]` what every agent's critic reads, `[P, K, B, inputs]`. In
 targets it is given a third argument, `next_alive` `[P, K, B]`, and leaves out those who are not there, see
@@ -32,7 +32,10 @@ _OF_PADS = -1.4189385332046727  # log-deviation at which a Gaussian's entropy is
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of PPO for teams, which IPPO and MAPPO share."""
+    """Hyper-parameters of PPO for teams of agents, which IPPO and MAPPO share.
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr: _hyper.Rate = 1e-3
     batch_size: _ppo.BatchSize = 256
@@ -124,7 +127,7 @@ def step(
     Return actions, log-probabilities, values and recurrent states after the step.
 
     Args:
-        seen: a function (groups, obs) that returns the critics' inputs `[P, K, N, inputs]`, from the team's
+        seen: a function (groups, obs) that returns the critics' inputs `[P, K, N, inputs]`. It gets the team's
             `AgentGroups` and the observations `[P, K, N, O]`, N of each of K agents.
         cfg, state: the algorithm's configuration and state.
         obs: `[P, E, O]` for P members, where E counts the agents of all environments.
@@ -149,19 +152,19 @@ def step(
 
 
 def value(seen: Seen, cfg: Any, state: State, obs: Tensor, memory: Tensor, next_alive: Tensor | None = None) -> Tensor:
-    """Return the state values V(s) of every agent's observation, `[P, B]` for P members, where B counts the rows of all
-    agents.
+    """Return the state value V(s) of every agent's observation, `[P, B]`.
+
+    There are P members. B is N · K, for N observations of each of K agents.
 
     Args:
-        seen: a function (groups, obs, next_alive) that returns the critics' inputs `[P, K, N, inputs]`, from the team's
-            `AgentGroups`, the observations `[P, K, N, O]`, N of each of K agents, and the agents' status `[P, K, N]` or
-            None. B is N · K.
+        seen: a function (groups, obs, next_alive) that returns the critics' inputs `[P, K, N, inputs]`. It gets the
+            team's `AgentGroups`, the observations `[P, K, N, O]`, and `next_alive` as `[P, K, N]` or None.
         cfg, state: the algorithm's configuration and state.
         obs: `[P, B, O]`, the observations.
         memory: `[P, B, M]`, the recurrent state before each observation.
-        next_alive: `[P, B]`, each agent's status after the step (see `evopipe.types`), which value targets need;
-            critics then read zeros for absent agents. If it is None, the observations of absent agents must be zeros
-            already.
+        next_alive: `[P, B]`, each agent's status after the step (see `evopipe.types`), if the values are for value
+            targets; critics then read zeros for absent agents. If it is None, the observations of absent agents must be
+            zeros already.
     """
     of = agent_groups(cfg)
     if (found := policy.value(cfg, state, obs, memory, of.places, next_alive)) is not None:
@@ -217,7 +220,7 @@ def evaluate(seen: Seen, cfg: Any, state: State, batch: Sequences, log_std: Tens
     The minibatch holds B sequences of L steps for each of K agents and P members.
 
     Args:
-        seen: a function (groups, obs) that returns the critics' inputs `[P, K, N, inputs]`, from the team's
+        seen: a function (groups, obs) that returns the critics' inputs `[P, K, N, inputs]`. It gets the team's
             `AgentGroups` and the observations `[P, K, N, O]`, N of each of K agents.
         cfg, state: the algorithm's configuration and state.
         batch: the minibatch.
@@ -244,7 +247,7 @@ def loss(seen: Seen, cfg: Any, state: State, hp: Hyper, batch: Sequences, log_st
     over groups.
 
     Args:
-        seen: a function (groups, obs) that returns the critics' inputs `[P, K, N, inputs]`, from the team's
+        seen: a function (groups, obs) that returns the critics' inputs `[P, K, N, inputs]`. It gets the team's
             `AgentGroups` and the observations `[P, K, N, O]`, N of each of K agents.
         cfg, state: the algorithm's configuration and state.
         hp: hyper-parameters, `[P]` each.
@@ -293,7 +296,7 @@ def update(
     rollout, see `_ppo.descend`.
 
     Args:
-        seen: a function (groups, obs) that returns the critics' inputs `[P, K, N, inputs]`, from the team's
+        seen: a function (groups, obs) that returns the critics' inputs `[P, K, N, inputs]`. It gets the team's
             `AgentGroups` and the observations `[P, K, N, O]`, N of each of K agents.
         cfg, state: the algorithm's configuration and state.
         hp: hyper-parameters, `[P]` each.

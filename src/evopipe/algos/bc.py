@@ -1,4 +1,4 @@
-"""Behaviour cloning: the baseline that learning from a dataset must beat.
+"""Behaviour cloning, which imitates the actions of a dataset: the baseline that offline learning must beat.
 
 Pomerleau, "ALVINN: an autonomous land vehicle in a neural network", NeurIPS 1988; Bain & Sammut, "A framework for
 behavioural cloning", 1995.
@@ -34,7 +34,10 @@ OFFLINE_ONLY = True
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of behaviour cloning."""
+    """Hyper-parameters of behaviour cloning, which imitates the actions of a dataset.
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr: _hyper.Rate = 1e-3
     batch_size: _hyper.BatchSize = 128
@@ -72,10 +75,10 @@ greedy = _actor_critic.best
 
 
 def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Return the greedy actions, or with probability ε random actions: `[P, E]` int64, or `[P, E, A]` if continuous.
+    """Return the greedy actions, or with probability ε random actions.
 
     obs is `[P, E, O]` for P members with E environments each, legal `[P, E, A]` bool, epsilon (ε) `[P]`; `draw` is the
-    stream of random numbers.
+    stream of random numbers. The result is `[P, E, A]` for continuous actions, else `[P, E]` int64.
     """
     if cfg.spaces.continuous:
         return or_random(greedy(cfg, state, obs, legal), epsilon, draw)

@@ -28,7 +28,10 @@ POLICY = "policy"
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of behaviour cloning of games."""
+    """Hyper-parameters of behaviour cloning of games, for language models.
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr: _hyper.Rate = 2e-3
     batch_size: _games.GamesAnUpdate = 128

@@ -28,7 +28,10 @@ MASKED_LOSS = True
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of conservative Q-learning."""
+    """Hyper-parameters of conservative Q-learning for discrete actions (Kumar et al., 2020).
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr: _hyper.Rate = 5e-4
     batch_size: _hyper.BatchSize = 128
@@ -36,7 +39,7 @@ class Config(AlgoConfig):
     gamma: _hyper.Discount = 0.99
     tau: _hyper.TargetShare = 5e-3
     grad_clip: _hyper.GradientClip = 10.0
-    alpha: float = hyper(1.0, doc="weight of the conservative term; 0: plain deep Q-learning",
+    alpha: float = hyper(1.0, doc="weight of the conservative term in the loss; 0: plain deep Q-learning",
         raising="closer to the dataset's actions", evolvable=True, ge=0, le=1000)  # fmt: skip
     double: _hyper.DoubleQ = True
     loss: _q_network.RegressionLoss = "huber"

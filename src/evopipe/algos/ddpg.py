@@ -33,7 +33,10 @@ COMPILED = True
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of DDPG."""
+    """Hyper-parameters of deep deterministic policy gradient (DDPG; Lillicrap et al., 2016).
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr_actor: _actor_critic.ActorRate = 1e-3
     lr_critic: _actor_critic.CriticRate = 1e-3

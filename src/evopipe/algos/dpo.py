@@ -1,5 +1,4 @@
-"""Direct preference optimisation: the language model learns to prefer, of two completions, the one that people
-preferred.
+"""Direct preference optimisation: a language model learns to prefer one completion to another, as people do.
 
 Rafailov et al., "Direct preference optimization: your language model is secretly a reward model", 2023.
 
@@ -37,18 +36,21 @@ PAIRS = True
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of DPO."""
+    """Hyper-parameters of direct preference optimisation (DPO; Rafailov et al., 2023).
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr: _hyper.Rate = 1e-3
     batch_size: _language.PairsAnUpdate = 32
     grad_clip: _hyper.GradientClip = 1.0
-    loss: Literal["dpo", "simpo", "orpo"] = hyper("dpo", doc="what is learned from a pair; only `dpo` needs the base")
-    beta: float = hyper(0.1, doc="β, how much a difference from the base counts; of `orpo`, the weight of its first "
-        "term", raising="stays nearer to it", evolvable=True, gt=0)  # fmt: skip
-    margin: float = hyper(0.5, doc="γ, by how much the chosen completion is to win in `simpo`",
-        raising="moves them further apart", evolvable=True, ge=0)  # fmt: skip
-    nll_alpha: float = hyper(1.0, doc="α, weight of the chosen completion's own probability",
-        raising="imitates it more", evolvable=True, ge=0)  # fmt: skip
+    loss: Literal["dpo", "simpo", "orpo"] = hyper("dpo", doc="loss of a pair; only `dpo` compares with the base")
+    beta: float = hyper(0.1, doc="β, scale of the log-probability differences; for `orpo`, weight of the odds ratio",
+        raising="stays nearer to the base", evolvable=True, gt=0)  # fmt: skip
+    margin: float = hyper(0.5, doc="γ, margin of the chosen over the rejected completion in `simpo`",
+        raising="moves the two further apart", evolvable=True, ge=0)  # fmt: skip
+    nll_alpha: float = hyper(1.0, doc="α, weight of the chosen completion's own log-probability",
+        raising="imitates the chosen more", evolvable=True, ge=0)  # fmt: skip
     evolve: _hyper.Evolving = _hyper.ranges(lr=(1e-5, 1e-2), beta=(0.01, 1.0))
 
 
@@ -57,7 +59,7 @@ networks, init = _language.networks, _language.init
 
 
 def asks(cfg: Config) -> frozenset[str]:
-    """Return the names of what must be computed of rows of text before `loss` reads them.
+    """Return the names of the quantities that must be computed for rows of text before `loss` reads them.
 
     For the loss `dpo` that is `reference`, the log-probabilities under the base model; other losses need nothing.
     """
@@ -89,14 +91,14 @@ def preference(cfg: Config, now: TokenScores, batch: Text, hp: Hyper) -> ops.Pre
 
 
 def fitness(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
-    """Return the score of each held-out pair, its negative loss: `[P, n]` for n pairs of P members.
+    """Return the score of each held-out pair, `[P, n]` for n pairs of P members. The score is the negative loss.
 
-    All members are scored with β, γ and α of `params.yaml`, because losses with the members' own values would not be
-    comparable.
+    The loss is computed with `beta`, `margin` and `nll_alpha` of `cfg` for all members. With each member's own values,
+    the losses could not be compared.
 
     Args:
-        cfg: the algorithm's configuration.
-        hp: hyper-parameters, `[P]` each, of which only the shape counts.
+        cfg: the algorithm's configuration, with the values in `params.yaml`.
+        hp: the members' own values of the hyper-parameters, `[P]` each. Only their shape has an effect.
         now: the present log-probabilities of the tokens.
         batch: 2 n rows: the n chosen completions, then the n rejected ones.
     """

@@ -28,7 +28,10 @@ COMPILED = True
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of DQN."""
+    """Hyper-parameters of the deep Q-network (DQN; Mnih et al., 2015).
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr: _hyper.Rate = 5e-4
     batch_size: _hyper.BatchSize = 128
@@ -39,12 +42,12 @@ class Config(AlgoConfig):
     double: _hyper.DoubleQ = True
     loss: _q_network.RegressionLoss = "huber"
     target: Literal["soft", "hard"] = hyper("soft",
-        doc="soft: mix by `tau`; hard: copy every `target_interval` updates")  # fmt: skip
-    target_interval: int = hyper(250, doc="updates between two hard copies", unit="updates",
+        doc="target network: `soft` mixes by `tau`, `hard` copies every `target_interval` updates")  # fmt: skip
+    target_interval: int = hyper(250, doc="updates between two copies to a `hard` target network", unit="updates",
         raising="targets follow later, more stable", ge=1, le=10**9)  # fmt: skip
     eps_start: _hyper.EpsilonStart = 1.0
     eps_end: _hyper.EpsilonEnd = 0.05
-    eps_schedule: Literal["linear", "exponential"] = hyper("linear", doc="how ε goes from start to end")
+    eps_schedule: Literal["linear", "exponential"] = hyper("linear", doc="course of ε from `eps_start` to `eps_end`")
     eps_steps: _hyper.EpsilonSteps = 10_000
     network: _hyper.Network = _hyper.NETWORK
     evolve: _hyper.Evolving = _hyper.ranges(lr=(6.25e-5, 1e-2), batch_size=(32, 512), learn_step=(1, 8))

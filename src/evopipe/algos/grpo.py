@@ -40,7 +40,10 @@ POLICY = "policy"
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of GRPO."""
+    """Hyper-parameters of group relative policy optimisation (GRPO; Shao et al., 2024).
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr: _hyper.Rate = 1e-3
     rows: _language.Rows = 64
@@ -53,9 +56,9 @@ class Config(AlgoConfig):
     clip_low: _language.ClipLow = 0.2
     clip_high: _language.ClipHigh = 0.28
     clip_most: float | None = hyper(None,
-        doc="most that a probability ratio counts where the advantage is negative; null: any",
+        doc="upper bound of the probability ratio if the advantage is negative; null: none",
         raising="learns more from failures that became likelier", ge=1)  # fmt: skip
-    cispo: bool = hyper(False, doc="clip the weight of a token, which keeps its gradient, in place of the surrogate")
+    cispo: bool = hyper(False, doc="whether to clip the weight of a token, which keeps its gradient (CISPO)")
     beta: _language.Kl = 0.001
     unbiased_kl: _language.UnbiasedKl = False
     ent_coef: _language.EntropyWeight = 0.0
@@ -65,8 +68,8 @@ class Config(AlgoConfig):
     grad_clip: _hyper.GradientClip = 1.0
     level: _language.RatioLevel = "token"
     mean: _language.MeanOver = "token"
-    dr: bool = hyper(False, doc="advantages without the division by the group's standard deviation")
-    redraws: int = hyper(0, doc="times that completions without spread are replaced by those of another prompt",
+    dr: bool = hyper(False, doc="whether advantages are not divided by the group's standard deviation")
+    redraws: int = hyper(0, doc="times that a group of equal rewards is replaced by one of another prompt",
         raising="more groups teach, slower rounds", ge=0, le=100)  # fmt: skip
     evolve: _hyper.Evolving = _hyper.ranges(
         lr=(1e-5, 1e-2), beta=(1e-4, 0.1), clip_high=(0.1, 0.5), temperature=(0.5, 1.5), group_size=(4, 16)

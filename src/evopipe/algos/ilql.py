@@ -44,23 +44,26 @@ ACTS_WITH = ("critic_target",)
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of implicit language Q-learning."""
+    """Hyper-parameters of implicit language Q-learning (ILQL; Snell et al., 2023).
 
-    lr_policy: Annotated[float, _hyper.rate("the policy's Adam")] = 1e-3
-    lr_critic: Annotated[float, _hyper.rate("the critic's Adam")] = 1e-3
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
+
+    lr_policy: Annotated[float, _hyper.rate("Adam for the policy")] = 1e-3
+    lr_critic: Annotated[float, _hyper.rate("Adam for the critic")] = 1e-3
     batch_size: _games.GamesAnUpdate = 64
     gamma: _hyper.Discount = 0.99
     tau: _hyper.TargetShare = 0.05
     grad_clip: _hyper.GradientClip = 1.0
-    expectile: float = hyper(0.8, doc="expectile τ of Q that V stands for",
-        raising="from the games' mean action to their best", evolvable=True, gt=0, lt=1)  # fmt: skip
-    cql: float = hyper(0.05, doc="α, weight of conservative Q-learning", raising="keeps to tokens of the games",
+    expectile: float = hyper(0.8, doc="expectile τ of Q over the games' actions that V learns; 0.5: their mean",
+        raising="V goes from the mean of these actions to the best", evolvable=True, gt=0, lt=1)  # fmt: skip
+    cql: float = hyper(0.05, doc="α, weight of the conservative term", raising="keeps to tokens of the games",
         evolvable=True, ge=0)  # fmt: skip
-    awac: float = hyper(0.0, doc="ω, inverse temperature of the imitation weights; 0: behaviour cloning",
+    awac: float = hyper(0.0, doc="ω of the weights exp(ω (Q − V)) by which tokens are imitated; 0: behaviour cloning",
         unit="1 / return", raising="imitates the best actions only", evolvable=True, ge=0, le=1000)  # fmt: skip
-    weight_limit: float = hyper(20.0, doc="largest imitation weight", raising="few actions may count more", gt=0)
-    beta: float = hyper(8.0, doc="β, how much advantage counts where tokens are drawn", unit="1 / return",
-        raising="from imitation to the values' own opinion", evolvable=True, ge=0, le=1000)  # fmt: skip
+    weight_limit: float = hyper(20.0, doc="upper limit of imitation weights", raising="few tokens may count more", gt=0)
+    beta: float = hyper(8.0, doc="β, weight of the advantage in the logits of drawn tokens", unit="1 / return",
+        raising="tokens follow the values more, imitation less", evolvable=True, ge=0, le=1000)  # fmt: skip
     decode: _games.Decoding = "greedy"
     temperature: _games.WritesAt = 1.0
     beams: _games.Beams = 4

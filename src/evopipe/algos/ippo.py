@@ -33,7 +33,10 @@ TEAM = True
 
 
 class Config(_team_ppo.Config):
-    """Hyper-parameters of IPPO."""
+    """Hyper-parameters of IPPO, independent PPO for teams (de Witt et al., 2020).
+
+    The fields are those of `_team_ppo.Config`.
+    """
 
 
 State = _team_ppo.State

@@ -38,7 +38,10 @@ MASKED_LOSS = True
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of implicit Q-learning."""
+    """Hyper-parameters of implicit Q-learning (Kostrikov et al., 2022).
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr_actor: _actor_critic.ActorRate = 3e-4
     lr_critic: Annotated[float, _hyper.rate("Adam for Q and V")] = 3e-4
@@ -47,11 +50,11 @@ class Config(AlgoConfig):
     gamma: _hyper.Discount = 0.99
     tau: _hyper.TargetShare = 5e-3
     grad_clip: _hyper.GradientClip = 10.0
-    expectile: float = hyper(0.7, doc="expectile τ of Q that V stands for",
-        raising="from the dataset's mean action to its best", evolvable=True, gt=0, lt=1)  # fmt: skip
-    beta: float = hyper(3.0, doc="inverse temperature of the imitation weights; 0: behaviour cloning",
+    expectile: float = hyper(0.7, doc="expectile τ of Q over the dataset's actions that V learns; 0.5: their mean",
+        raising="V goes from the mean of these actions to the best", evolvable=True, gt=0, lt=1)  # fmt: skip
+    beta: float = hyper(3.0, doc="β of the weights exp(β (Q − V)) by which actions are imitated; 0: behaviour cloning",
         unit="1 / return", raising="imitates the best actions only", evolvable=True, ge=0, le=1000)  # fmt: skip
-    weight_limit: float = hyper(100.0, doc="largest imitation weight", raising="few actions may count more", gt=0)
+    weight_limit: float = hyper(100.0, doc="upper limit of imitation weights", raising="few actions count more", gt=0)
     epsilon: _hyper.Epsilon = 0.05
     noise_sd: _actor_critic.NoiseDeviation = 0.1
     network: _hyper.Network = _hyper.NETWORK

@@ -1,5 +1,6 @@
-"""Kahneman-Tversky optimisation: the language model learns from completions that people called desirable or not, one at
-a time and without pairs.
+"""Kahneman-Tversky optimisation: a language model learns from completions that people called desirable or not.
+
+The completions come one at a time, without pairs.
 
 Ethayarajh et al., "KTO: model alignment as prospect theoretic optimization", 2024.
 
@@ -35,17 +36,21 @@ LABELS = True
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of KTO."""
+    """Hyper-parameters of Kahneman-Tversky optimisation (KTO; Ethayarajh et al., 2024).
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr: _hyper.Rate = 1e-3
     batch_size: _language.RowsOfText = 32
     grad_clip: _hyper.GradientClip = 1.0
-    loss: Literal["kto", "apo_zero"] = hyper("kto", doc="whether r is compared with the reference point or with 0")
-    beta: float = hyper(0.1, doc="β, how much a difference from the base counts", raising="stays nearer to it",
+    loss: Literal["kto", "apo_zero"] = hyper("kto",
+        doc="loss, which compares log π/π_ref with the reference point z₀ (`kto`) or with 0 (`apo_zero`)")  # fmt: skip
+    beta: float = hyper(0.1, doc="β, scale of the difference from the base", raising="stays nearer to the base",
         evolvable=True, gt=0)  # fmt: skip
-    desirable: float = hyper(1.0, doc="λ_D, weight of desirable completions", raising="they rise faster",
+    desirable: float = hyper(1.0, doc="λ_D, weight of desirable completions", raising="these rise faster",
         evolvable=True, ge=0)  # fmt: skip
-    undesirable: float = hyper(1.0, doc="λ_U, weight of undesirable completions", raising="they fall faster",
+    undesirable: float = hyper(1.0, doc="λ_U, weight of undesirable completions", raising="these fall faster",
         evolvable=True, ge=0)  # fmt: skip
     evolve: _hyper.Evolving = _hyper.ranges(lr=(1e-5, 1e-2), beta=(0.01, 1.0))
 
@@ -76,14 +81,14 @@ def losses(cfg: Config, now: TokenScores, batch: Text, hp: Hyper) -> Tensor:
 
 
 def fitness(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
-    """Return the score of each held-out completion, its negative loss: `[P, n]` for n completions of P members.
+    """Return the score of each held-out completion, `[P, n]` for n completions of P members.
 
-    All members are scored with β and λ of `params.yaml`, because losses with the members' own values would not be
-    comparable.
+    The score is the negative loss, computed with `beta`, `desirable` and `undesirable` of `cfg` for all members. With
+    each member's own values, the losses could not be compared.
 
     Args:
-        cfg: the algorithm's configuration.
-        hp: hyper-parameters, `[P]` each, of which only the shape counts.
+        cfg: the algorithm's configuration, with the values in `params.yaml`.
+        hp: the members' own values of the hyper-parameters, `[P]` each. Only their shape has an effect.
         now: the present log-probabilities of the tokens.
         batch: 2 n rows, as in `losses`: the n held-out completions, then the same prompts with completions of other
             rows.

@@ -38,7 +38,10 @@ TEAM = True
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of MADDPG."""
+    """Hyper-parameters of MADDPG, DDPG for teams with centralised critics (Lowe et al., 2017).
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr_actor: _actor_critic.ActorRate = 1e-3
     lr_critic: _actor_critic.CriticRate = 3e-3

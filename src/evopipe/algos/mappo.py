@@ -38,7 +38,10 @@ TEAM = True
 
 
 class Config(_team_ppo.Config):
-    """Hyper-parameters of MAPPO."""
+    """Hyper-parameters of MAPPO, PPO for teams with values of all agents' observations (Yu et al., 2022).
+
+    The fields are those of `_team_ppo.Config`.
+    """
 
 
 State = _team_ppo.State

@@ -40,7 +40,10 @@ TEAM = True
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of MATD3."""
+    """Hyper-parameters of MATD3, TD3 for teams with centralised critics (Ackermann et al., 2019).
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr_actor: _actor_critic.ActorRate = 1e-3
     lr_critic: _actor_critic.CriticRate = 3e-3

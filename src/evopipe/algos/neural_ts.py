@@ -25,7 +25,10 @@ ACTIONS = ("discrete",)
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of neural Thompson sampling."""
+    """Hyper-parameters of neural Thompson sampling, a contextual bandit (Zhang et al., 2021).
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr: _hyper.Rate = 1e-3
     batch_size: _hyper.BatchSize = 64
@@ -46,8 +49,10 @@ loss, update = _neural_bandit.loss, _neural_bandit.update
 
 
 def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Choose the legal arms whose reward, drawn from a Gaussian with the expected reward as mean, is highest, or with
-    probability ε uniformly random legal arms: `[P, E]` int64.
+    """Choose a legal arm for every observation; return the arms' indices, `[P, E]` int64.
+
+    A reward is drawn for each arm, from a Gaussian whose mean is the arm's expected reward. The arm with the highest
+    drawn reward is chosen. With probability ε, the arm is uniformly random instead.
 
     Args:
         cfg, state: the algorithm's configuration and state.

@@ -25,7 +25,10 @@ ACTIONS = ("discrete",)
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of NeuralUCB."""
+    """Hyper-parameters of NeuralUCB, a contextual bandit with an upper confidence bound (Zhou et al., 2020).
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr: _hyper.Rate = 1e-3
     batch_size: _hyper.BatchSize = 64
@@ -46,8 +49,10 @@ loss, update = _neural_bandit.loss, _neural_bandit.update
 
 
 def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Choose the legal arms whose upper bound, the expected reward plus `cfg.exploration` times the uncertainty, is
-    highest, or with probability ε uniformly random legal arms: `[P, E]` int64.
+    """Choose a legal arm for every observation; return the arms' indices, `[P, E]` int64.
+
+    An arm's upper bound is its expected reward plus `cfg.exploration` times its uncertainty. The arm with the highest
+    bound is chosen. With probability ε, the arm is uniformly random instead.
 
     Args:
         cfg, state: the algorithm's configuration and state.

@@ -41,7 +41,10 @@ RECURRENT = True
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of PPO."""
+    """Hyper-parameters of proximal policy optimisation (PPO; Schulman et al., 2017).
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr: _hyper.Rate = 1e-3
     batch_size: _ppo.BatchSize = 128
@@ -61,7 +64,7 @@ class Config(AlgoConfig):
     clip_end: _ppo.ClipEnd = 1.0
     std: _ppo.Deviation = 0.6
     squash: _ppo.Squash = False
-    share_encoder: bool = hyper(False, doc="one encoder for policy and value, which have a head each")
+    share_encoder: bool = hyper(False, doc="whether policy and value share an encoder, with a head each")
     max_seq_len: _ppo.Longest = 16
     sequences: _ppo.Cut = "chunked"
     network: _hyper.Network = _ppo.NETWORK

@@ -33,10 +33,13 @@ POLICY = "policy"
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of PPO for language models."""
+    """Hyper-parameters of PPO for language models, in which each token is an action (Schulman et al., 2017).
 
-    lr: Annotated[float, _hyper.rate("the actor's Adam")] = 1e-3
-    lr_value: Annotated[float, _hyper.rate("the value head's Adam")] = 1e-3
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
+
+    lr: Annotated[float, _hyper.rate("Adam for the actor")] = 1e-3
+    lr_value: Annotated[float, _hyper.rate("Adam for the value head")] = 1e-3
     rows: _language.Rows = 64
     group_size: _language.GroupSize = 1
     batch_size: _language.RowsAnUpdate = 64
@@ -45,13 +48,13 @@ class Config(AlgoConfig):
     top_k: _language.TopK = 0
     top_p: _language.TopP = 1.0
     gamma: _hyper.Discount = 1.0
-    gae_lambda: float = hyper(0.95, doc="λ of the advantage estimates", raising="less bias, more variance",
+    gae_lambda: float = hyper(0.95, doc="λ of generalised advantage estimation", raising="less bias, more variance",
         evolvable=True, ge=0, le=1)  # fmt: skip
     clip_low: _language.ClipLow = 0.2
     clip_high: _language.ClipHigh = 0.2
-    clip_value: float = hyper(0.2, doc="how far the value may go from what it was", raising="larger steps of the value",
+    clip_value: float = hyper(0.2, doc="ε; values are clipped to the old values ± ε", raising="larger steps of values",
         evolvable=True, gt=0)  # fmt: skip
-    vf_coef: float = hyper(0.5, doc="weight of the value loss", raising="values first", evolvable=True, ge=0)
+    vf_coef: float = hyper(0.5, doc="weight of the value loss", raising="values learn faster", evolvable=True, ge=0)
     beta: _language.Kl = 0.001
     unbiased_kl: _language.UnbiasedKl = False
     ent_coef: _language.EntropyWeight = 0.0
@@ -76,7 +79,7 @@ networks, init = _language.networks_with_head, _language.init_with_head
 
 
 def asks(cfg: Config) -> frozenset[str]:
-    """Return the names of what must be computed of completions before their advantages are estimated.
+    """Return the names of the quantities that must be computed before the advantages of completions are estimated.
 
     The name `value` stands for the values of the tokens. The name `reference`, for the log-probabilities of the tokens
     under the base model, is returned too if the weight β of the divergence from the base model is above 0, or mutation

@@ -32,7 +32,10 @@ ACTIONS = ("discrete",)
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of QR-DQN."""
+    """Hyper-parameters of quantile-regression DQN (Dabney et al., 2018).
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr: _hyper.Rate = 5e-4
     batch_size: _hyper.BatchSize = 128
@@ -40,7 +43,7 @@ class Config(AlgoConfig):
     gamma: _hyper.Discount = 0.99
     tau: _hyper.TargetShare = 1e-2
     grad_clip: _hyper.GradientClip = 10.0
-    quantiles: int = hyper(50, doc="values that stand for the distribution of an action's return; the paper has 200",
+    quantiles: int = hyper(50, doc="quantiles that represent the distribution of an action's return; 200 in the paper",
         raising="finer; time and memory grow with the square", ge=1, le=1000)  # fmt: skip
     double: _hyper.DoubleQ = False
     eps_start: _hyper.EpsilonStart = 1.0
@@ -70,9 +73,9 @@ def _of_action(theta: Tensor, action: Tensor) -> Tensor:
 
 
 def values(cfg: Config, state: State, obs: Tensor) -> Tensor:
-    """Return the action values Q(s, ·), the means of the quantiles, for obs `[P, E, O]`: `[P, E, A]`.
+    """Return the action values Q(s, ·), which are the means of the quantiles, `[P, E, A]`.
 
-    There are E observations of each of P members.
+    `obs` `[P, E, O]` are E observations of each of P members.
     """
     with torch.no_grad():
         return _quantiles(cfg, state.q, obs).mean(dim=-1)

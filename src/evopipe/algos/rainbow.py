@@ -43,7 +43,10 @@ COMPILED = True
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of Rainbow."""
+    """Hyper-parameters of Rainbow (Hessel et al., 2018), a distributional DQN.
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr: _hyper.Rate = 5e-4
     batch_size: _hyper.BatchSize = 128
@@ -51,15 +54,15 @@ class Config(AlgoConfig):
     gamma: _hyper.Discount = 0.99
     tau: _hyper.TargetShare = 1e-2
     grad_clip: _hyper.GradientClip = 10.0
-    distributional: bool = hyper(True, doc="learn the distribution of the return (C51), not its mean alone")
-    atoms: int = hyper(51, doc="values that the distribution has", raising="finer, slower", ge=2, le=1001)
-    v_min: float = hyper(-200.0, doc="smallest return that the distribution knows", unit="return",
+    distributional: bool = hyper(True, doc="whether the distribution of the return is learned (C51), not only its mean")
+    atoms: int = hyper(51, doc="number of atoms (returns) of the distribution", raising="finer, slower", ge=2, le=1001)
+    v_min: float = hyper(-200.0, doc="return of the lowest atom; lower returns count as it", unit="return",
         raising="atoms closer together; worse returns look alike")  # fmt: skip
-    v_max: float = hyper(200.0, doc="largest return that the distribution knows", unit="return",
+    v_max: float = hyper(200.0, doc="return of the highest atom; higher returns count as it", unit="return",
         raising="atoms further apart; better returns can be told apart")  # fmt: skip
-    dueling: bool = hyper(True, doc="advantages around a value (Wang et al., 2016)")
-    noisy: bool = hyper(True, doc="learned noise on the weights explores, instead of ε (Fortunato et al., 2018)")
-    noisy_sigma: float = hyper(0.5, doc="that noise at the start", raising="explores more", ge=0, le=10)
+    dueling: bool = hyper(True, doc="whether heads for value and advantages make up Q (Wang et al., 2016)")
+    noisy: bool = hyper(True, doc="whether learned noise on weights explores, not ε (Fortunato et al., 2018)")
+    noisy_sigma: float = hyper(0.5, doc="initial scale σ₀ of noise on weights", raising="explores more", ge=0, le=10)
     double: _hyper.DoubleQ = True
     eps_start: _hyper.EpsilonStart = 1.0
     eps_end: _hyper.EpsilonEnd = 0.05
@@ -128,9 +131,9 @@ def _mean(cfg: Config, out: Tensor) -> Tensor:
 
 
 def values(cfg: Config, state: State, obs: Tensor) -> Tensor:
-    """Return the action values Q(s, ·), without noise on the weights, for obs `[P, E, O]`: `[P, E, A]`.
+    """Return the action values Q(s, ·) of the networks without noise on their weights, `[P, E, A]`.
 
-    There are E observations of each of P members.
+    `obs` `[P, E, O]` are E observations of each of P members.
     """
     with torch.no_grad():
         return _mean(cfg, _logits(cfg, state.q, obs, None))

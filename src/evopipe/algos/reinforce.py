@@ -33,7 +33,10 @@ POLICY = "policy"
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of REINFORCE."""
+    """Hyper-parameters of REINFORCE for language models, in which a completion is an action (Williams, 1992).
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr: _hyper.Rate = 1e-3
     rows: _language.Rows = 64
@@ -44,7 +47,7 @@ class Config(AlgoConfig):
     top_k: _language.TopK = 0
     top_p: _language.TopP = 1.0
     baseline: Literal["batch", "rloo"] = hyper("batch",
-        doc="what a return is compared with: `batch`, all completions; `rloo`, the prompt's others")  # fmt: skip
+        doc="baseline: the mean return of all completions (`batch`), or of its prompt's others (`rloo`)")  # fmt: skip
     clip_low: _language.ClipLow = 0.2
     clip_high: _language.ClipHigh = 0.2
     beta: _language.Kl = 0.001
@@ -70,11 +73,11 @@ networks, init, asks = _language.networks, _language.init, _language.asks
 
 
 def estimate(cfg: Config, hp: Hyper, done: Text, group: int) -> Text:
-    """Return the completions of a round with their advantages, which compare each completion's return with the returns
-    of other completions.
+    """Return the completions of a round with their advantages.
 
-    If all returns that are compared are equal, the field `keep` of the result is False for these completions: members
-    do not learn from them.
+    An advantage says how a completion's return compares with the returns of other completions; the module's docstring
+    has the formula. If all returns that are compared are equal, members do not learn from these completions: the field
+    `keep` of the result is False for them.
 
     Args:
         cfg: the algorithm's configuration, which says what a return is compared with.

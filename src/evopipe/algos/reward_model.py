@@ -29,10 +29,13 @@ PAIRS = True
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of a reward model."""
+    """Hyper-parameters of a reward model, which learns from pairs of completions.
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr: _hyper.Rate = 1e-3
-    lr_value: Annotated[float, _hyper.rate("the head's Adam")] = 1e-3
+    lr_value: Annotated[float, _hyper.rate("Adam for the head")] = 1e-3
     batch_size: _language.PairsAnUpdate = 32
     grad_clip: _hyper.GradientClip = 1.0
     evolve: _hyper.Evolving = _hyper.ranges(lr=(1e-5, 1e-2), lr_value=(1e-5, 1e-2))

@@ -43,20 +43,23 @@ MASKED_LOSS = True
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of SAC."""
+    """Hyper-parameters of soft actor-critic (SAC; Haarnoja et al., 2018).
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr_actor: _actor_critic.ActorRate = 3e-4
     lr_critic: _actor_critic.CriticRate = 1e-3
-    lr_alpha: Annotated[float, _hyper.rate("the temperature's Adam", "entropy reaches its target sooner")] = 1e-3
+    lr_alpha: Annotated[float, _hyper.rate("Adam for the temperature", "entropy reaches its target sooner")] = 1e-3
     batch_size: _hyper.BatchSize = 128
     learn_step: _hyper.LearnStep = 1
     gamma: _hyper.Discount = 0.99
     tau: _hyper.TargetShare = 5e-3
     grad_clip: _hyper.GradientClip = 10.0
-    alpha: float = hyper(0.2, doc="temperature at the start", raising="explores more", gt=0, le=100)
-    learn_alpha: bool = hyper(True, doc="whether the temperature is learned")
+    alpha: float = hyper(0.2, doc="initial temperature, weight of the entropy", raising="explores more", gt=0, le=100)
+    learn_alpha: bool = hyper(True, doc="whether the temperature is learned, so that the entropy nears its target")
     target_entropy: float | Literal["auto"] = hyper("auto",
-        doc="entropy that the temperature aims at; `auto`: −A, or 0.6 log of how many discrete actions are legal",
+        doc="target of the entropy; `auto`: −A for A action components, 0.6 log n for n legal discrete actions",
         unit="nats", raising="explores more")  # fmt: skip
     random_steps: _actor_critic.RandomSteps = 1_000
     share_encoder: _actor_critic.SharedEncoder = False
@@ -113,10 +116,10 @@ def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tens
 
 
 def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Sample actions from the policy, or with probability ε uniformly: `[P, E, A]` if continuous, else `[P, E]` int64.
+    """Sample actions from the policy, or with probability ε uniformly.
 
     obs is `[P, E, O]` for P members with E environments each, legal `[P, E, A]` bool, epsilon (ε) `[P]`; `draw` is the
-    stream of random numbers.
+    stream of random numbers. The result is `[P, E, A]` for continuous actions, else `[P, E]` int64.
     """
     with torch.no_grad():
         x = forward(state.encoder, obs)

@@ -19,7 +19,10 @@ POLICY = "policy"
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of supervised fine-tuning."""
+    """Hyper-parameters of supervised fine-tuning of language models.
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr: _hyper.Rate = 1e-3
     batch_size: _language.RowsOfText = 32

@@ -32,7 +32,10 @@ COMPILED = True
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of TD3."""
+    """Hyper-parameters of twin delayed deep deterministic policy gradient (TD3; Fujimoto et al., 2018).
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr_actor: _actor_critic.ActorRate = 1e-3
     lr_critic: _actor_critic.CriticRate = 1e-3

@@ -36,7 +36,10 @@ COMPILED = True
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of TD3+BC."""
+    """Hyper-parameters of TD3 with behaviour cloning (TD3+BC; Fujimoto & Gu, 2021).
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr_actor: _actor_critic.ActorRate = 3e-4
     lr_critic: _actor_critic.CriticRate = 3e-4
@@ -45,7 +48,7 @@ class Config(AlgoConfig):
     gamma: _hyper.Discount = 0.99
     tau: _hyper.TargetShare = 5e-3
     grad_clip: _hyper.GradientClip = 10.0
-    alpha: float = hyper(2.5, doc="weight of the critic against the dataset's actions; 0: behaviour cloning",
+    alpha: float = hyper(2.5, doc="weight of the critic, relative to imitation of the dataset; 0: behaviour cloning",
         raising="further from the dataset's actions", evolvable=True, ge=0, le=1000)  # fmt: skip
     policy_delay: _actor_critic.PolicyDelay = 2
     target_noise: _actor_critic.TargetNoise = 0.2

@@ -42,26 +42,29 @@ CRITICS = tuple(f"critic_{k}" for k in range(1, 11))
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of TQC."""
+    """Hyper-parameters of truncated quantile critics (TQC; Kuznetsov et al., 2020).
+
+    Annotations such as `_hyper.Rate` hold the description, unit and bounds of a field.
+    """
 
     lr_actor: _actor_critic.ActorRate = 3e-4
     lr_critic: _actor_critic.CriticRate = 1e-3
-    lr_alpha: Annotated[float, _hyper.rate("the temperature's Adam", "entropy reaches its target sooner")] = 1e-3
+    lr_alpha: Annotated[float, _hyper.rate("Adam for the temperature", "entropy reaches its target sooner")] = 1e-3
     batch_size: _hyper.BatchSize = 128
     learn_step: _hyper.LearnStep = 1
     gamma: _hyper.Discount = 0.99
     tau: _hyper.TargetShare = 5e-3
     grad_clip: _hyper.GradientClip = 10.0
-    critics: int = hyper(2, doc="critics; the paper has 5", raising="steadier values, slower updates",
+    critics: int = hyper(2, doc="number of critics; 5 in the paper", raising="steadier values, slower updates",
         ge=2, le=len(CRITICS))  # fmt: skip
-    quantiles: int = hyper(25, doc="quantiles of each critic", raising="finer; time grows with the square", ge=2,
-        le=1000)  # fmt: skip
-    dropped: int = hyper(2, doc="largest quantiles for each critic that targets leave out",
+    quantiles: int = hyper(25, doc="number of quantiles of each critic", raising="finer; time grows with the square",
+        ge=2, le=1000)  # fmt: skip
+    dropped: int = hyper(2, doc="quantiles per critic, the largest of all critics, that targets leave out",
         raising="lower values, less overestimation", ge=0, le=999)  # fmt: skip
-    alpha: float = hyper(0.2, doc="temperature at the start", raising="explores more", gt=0, le=100)
-    learn_alpha: bool = hyper(True, doc="whether the temperature is learned")
-    target_entropy: float | Literal["auto"] = hyper("auto", doc="entropy that the temperature aims at; `auto`: −A",
-        unit="nats", raising="explores more")  # fmt: skip
+    alpha: float = hyper(0.2, doc="initial temperature, weight of the entropy", raising="explores more", gt=0, le=100)
+    learn_alpha: bool = hyper(True, doc="whether the temperature is learned, so that the entropy nears its target")
+    target_entropy: float | Literal["auto"] = hyper("auto",
+        doc="entropy target; `auto`: −A for A action components", unit="nats", raising="explores more")  # fmt: skip
     random_steps: _actor_critic.RandomSteps = 1_000
     network: _hyper.Network = _hyper.NETWORK
     evolve: _hyper.Evolving = _actor_critic.RANGES
@@ -115,10 +118,10 @@ def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tens
 
 
 def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Sample actions from the policy, or with probability ε uniformly: obs `[P, E, O]` → `[P, E, A]`.
+    """Sample actions from the policy, or with probability ε uniformly.
 
-    epsilon (ε) is `[P]` for P members with E environments each; `draw` is the stream of random numbers. `legal` has no
-    effect, because actions are continuous.
+    obs is `[P, E, O]` for P members with E environments each, epsilon (ε) `[P]`; `draw` is the stream of random
+    numbers. `legal` has no effect, because actions are continuous. The result is `[P, E, A]`.
     """
     with torch.no_grad():
         return or_random(ops.squashed_draw(*ops.with_noise(forward(state.actor, obs), draw)), epsilon, draw.part(1))

@@ -115,8 +115,10 @@ def draw_curves(rows: Sequence[Row], path: Path | BinaryIO) -> None:
 
 
 def draw_parallel(rows: Sequence[Row], path: Path | BinaryIO) -> None:
-    """Draw parallel coordinates: one line for each run of the configurations `rows`, through its values of the
-    parameters that differ, to its score. `path` is the file to write.
+    """Draw the runs of the configurations `rows` in parallel coordinates. `path` is the file to write.
+
+    Each parameter that differs between the configurations has a vertical axis, and the score has the last one. Each run
+    is a line from axis to axis, at the height of its values.
 
     Raises:
         UsageError: the runs differ in no parameter but the seed, or matplotlib does not write this format.

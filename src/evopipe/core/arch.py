@@ -257,8 +257,8 @@ class Arch:
     def signature(self) -> Hashable:
         """The padded width of every layer, and for every layer whether it needs no padding.
 
-        If batches of members are formed in the mode `exact`, only members with equal signatures share one, because a
-        layer without padding is normalised by another formula, which may change the last bits of results.
+        In the mode `exact` (`runtime.cohorts`), members share a batch only if their signatures are equal. A layer
+        without padding is normalised by another formula, which may change the last bits of results.
         """
         return widest([self]), tuple(block.width % WIDTH_MULTIPLE == 0 for block in self.layers.values())
 

@@ -92,10 +92,10 @@ class Cohort:
 
     @cached_property
     def without_runner(self) -> Cohort:
-        """A copy of the cohort with an empty runner, for use in functions that the cohort's runner records.
+        """A copy of the cohort that has an empty runner (the cache of recorded functions), and shares all tensors.
 
-        The copy shares all tensors with the cohort. If recorded functions referred to the cohort itself, cohort and
-        runner would refer to each other, and their memory would be freed late.
+        Functions that the cohort's runner records use this copy. If they used the cohort itself, cohort and runner
+        would refer to each other, and their memory would be freed late.
         """
         return replace(self, runner=Runner())
 

@@ -26,8 +26,7 @@ RECOMPILES = 64  # structures that torch.compile keeps code for; its own 8 are g
 
 
 class Paths:
-    """The fast paths of a run (CUDA graphs and `torch.compile`): one object that all its cohorts (batches of members)
-    share.
+    """The fast paths of a run, CUDA graphs and `torch.compile`: one object for all its cohorts (batches of members).
 
     Args:
         capture: `graph` for CUDA graphs. `buffers`, as on a CPU, for plain calls that use fixed input and output
@@ -93,20 +92,22 @@ class Runner:
         bound: Callable[[], Sequence[Tensor]],
         written: Callable[[], Sequence[Tensor]] = lambda: (),
     ) -> Callable[[], tuple[Tensor, ...]]:
-        """Return a function without arguments that runs some work on `inputs`, and returns the outputs as a tuple.
+        """Return a function without arguments that runs the work on `inputs`, and returns the outputs as a tuple.
 
-        `ready` records the work if its `name` is new; else the returned function replays the recording with the new
-        inputs. If `Paths.capture` is `none`, nothing is recorded, and the work is called directly.
+        The work is the function that `make` returns. If `name` is new, this method records the work. The returned
+        function then replays the recording with the given inputs. If `Paths.capture` is `none`, nothing is recorded,
+        and the returned function calls the work itself. The work is recorded again if `bound` or `written` returns
+        other tensor objects than before.
 
         Args:
-            name: a key of the recording. Work with other shapes or operators needs another name.
-            make: a function that returns the work: a function of tensors on the device that never synchronises with
-                the host. The argument of `make` is a decorator, which `make` applies to the part that may be compiled.
+            name: the key of the recording. Work with other shapes or operators needs another key.
+            make: a function that is called with a decorator and returns the work. It applies the decorator to the part
+                of the work that may be compiled. The work takes tensors on the device, and never synchronises with the
+                host.
             inputs: the work's arguments, on the host or the device. Only their values may differ between calls.
             device: the device on which the work runs.
             bound: a function without arguments that returns the other tensors that the work reads.
-            written: a function without arguments that returns the tensors that the work writes in place. If `bound` or
-                `written` returns other tensor objects than at the recording, the work is recorded again.
+            written: a function without arguments that returns the tensors that the work writes in place.
         """
         if self.paths.capture == "none":
             return partial(make(lambda function: function), *(upload(x, device) for x in inputs))

@@ -79,7 +79,7 @@ class AgentGroups:
 
     @cached_property
     def seen(self) -> list[int]:
-        """The indices of the columns that a centralised critic reads of the agents' observations.
+        """Which columns of the agents' observations a centralised critic reads, as indices.
 
         The `plain` columns of all agents are put side by side, and the padding of shorter observations is left out. If
         2 agents observe 2 and 3 numbers, column 2 of the 6 columns is padding, and the indices are [0, 1, 3, 4, 5].
@@ -89,7 +89,7 @@ class AgentGroups:
 
     @cached_property
     def done(self) -> list[int]:
-        """The indices of the columns that a centralised critic reads of the agents' actions.
+        """Which columns of the agents' actions a centralised critic reads, as indices.
 
         The A action columns of all agents are put side by side, and the padding of agents with fewer actions is left
         out. If 2 agents have 2 and 3 actions, column 2 of the 6 columns is padding, and the indices are
@@ -165,7 +165,7 @@ class AgentGroups:
         return self.first(x.unflatten(1, (-1, self.agents)))
 
     def side_by_side(self, x: Tensor) -> Tensor:
-        """Invert `apart`: `[P, K, B, …]` → `[P, B · K, …]`."""
+        """Undo `apart`: put the K agents of each row side by side, `[P, K, B, …]` → `[P, B · K, …]`."""
         return x.transpose(1, 2).flatten(1, 2)
 
     def seated(self, x: Tensor) -> Tensor:
@@ -179,7 +179,10 @@ class AgentGroups:
         return out
 
     def back(self, x: Tensor) -> Tensor:
-        """Invert `seated`: return the networks' outputs by agent, `[P · G, n · B, …]` → `[P, K, B, …]`."""
+        """Undo `seated`: arrange the networks' outputs by agent, `[P · G, n · B, …]` → `[P, K, B, …]`.
+
+        A member has G networks, one for each group of agents. Each group has n places.
+        """
         back = self.on(x.device).back
         out: Tensor = x.unflatten(1, (self.seats, -1)).unflatten(0, (-1, len(self.groups))).flatten(1, 2)
         return out if back is None else out.index_select(1, back)

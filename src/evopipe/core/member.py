@@ -118,10 +118,11 @@ def names_of(f: dataclasses.Field[Any]) -> list[str]:
 
 
 def tensor_kinds(state_type: type[Any], networks: Collection[str]) -> dict[str, tuple[str, str]]:
-    """Return how each tensor of a member changes when its architecture does, as a dict: name → (kind, network).
+    """Return what a mutation of a member's architecture does to each of the member's tensors, as a dict: name → (kind,
+    network).
 
-    The kinds `parameters`, `scales` and `moments` are flat rows of a network, which change with it. A tensor of kind
-    `row` never changes, and its network is the empty string.
+    Tensors of the kinds `parameters`, `scales` and `moments` are flat rows of a network, and are converted to its new
+    architecture. A tensor of the kind `row` is kept as it is, and its network is the empty string.
 
     Args:
         state_type: the algorithm's class `State`.

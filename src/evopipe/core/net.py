@@ -57,8 +57,7 @@ class Net:
 
     @cached_property
     def frozen(self) -> Net:
-        """A network with the same parameters, which share memory with this network's, as constants that get no
-        gradient."""
+        """A network with the same parameters, in the same memory, as constants: they get no gradient."""
         return replace(self, trainable=False)
 
     @cached_property

@@ -168,7 +168,7 @@ class Normaliser:
         return Normalised(self.columns, self.observations.mean.float(), self.observations.scale(), self.clip)
 
     def while_playing(self, healthy: Tensor, returns: Tensor, gamma: Tensor) -> Normalising:
-        """Return what the C kernels need to normalise while they play many steps at once.
+        """Return the state that the C kernels need to normalise while they play many steps in one call.
 
         The kernels then do the work of `update`, `normalised` and `normalise_rewards` at every step.
 

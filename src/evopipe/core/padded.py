@@ -176,10 +176,11 @@ class Padded:
         return index.to(self.device)
 
     def own_places(self, last: int) -> Tensor | None:
-        """Number the last `last` layers, output layer included, for each member on its own: `[last, P]`, from 0.
+        """Return a number for each of the last `last` layers of each member, `[last, P]`. The output layer is included.
 
-        Layers that a member lacks are not counted: if it lacks the second of three, the numbers are 0, arbitrary, 1.
-        The result is None if no member lacks a layer.
+        The numbers of a member begin at 0. A layer that the member lacks is not counted, and its number is arbitrary.
+        If a member lacks the second of three layers, its numbers are 0, arbitrary, 1. The result is None if no member
+        lacks a layer.
         """
         hidden = self.names[len(self.names) + 1 - last :]
         present = [[name in arch.layers for arch in self.archs] for name in hidden]

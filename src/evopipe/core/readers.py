@@ -1,4 +1,4 @@
-"""How architectures are read again, by the `kind` that their JSON data names: each room adds its own.
+"""Readers of architectures from JSON data, by the `kind` in the data; each package adds its own readers.
 
 The module imports nothing, so that the package can name those of language models before anything else is loaded.
 """

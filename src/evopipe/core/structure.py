@@ -1,4 +1,4 @@
-"""The protocols that the core asks of networks, whatever they are made of.
+"""Protocols of networks and architectures, by which evopipe uses perceptrons, GPTs and users' own modules.
 
 An `Architecture` describes the networks of one member, as data. A `Structure` is one network of several members: rows
 of numbers, and the forward pass that reads them. Adam, clipping, health, cloning, evolution, checkpoints and lineage
@@ -91,7 +91,7 @@ class Structure(Protocol):
         size: `N`, the numbers in a row. A row is a whole number of cache lines, so that a kernel's result for the row
             does not depend on other rows.
         memory_widths: the width of each part of the recurrent state; empty if the network is not recurrent.
-        memory: `M`, the sum of `memory_widths`.
+        memory: `M`, the numbers in a recurrent state, which is the sum of `memory_widths`.
     """
 
     @property
@@ -145,7 +145,7 @@ class Structure(Protocol):
         Args:
             views: the parameter tensors, as the method `views` returns them.
             x: `[P, B, inputs]`, B inputs of P members.
-            memory: `[P, B, M]`, the recurrent state after the previous step, zeros where an episode begins.
+            memory: `[P, B, M]`, the recurrent state (M numbers) after the previous step; zeros where an episode begins.
         """
 
     def unroll(self, views: Any, x: Tensor, memory: Tensor, begins: Tensor) -> Tensor:
@@ -156,7 +156,7 @@ class Structure(Protocol):
         Args:
             views: the parameter tensors, as the method `views` returns them.
             x: `[P, B, L, inputs]`: B sequences of L inputs for each of P members.
-            memory: `[P, B, M]`, the recurrent state before the first step.
+            memory: `[P, B, M]`, the recurrent state (M numbers) before the first step.
             begins: `[P, B, L]` bool, True at the first step of an episode. The state is reset to 0 before that step,
                 and no gradient passes.
         """
@@ -168,11 +168,11 @@ class Architecture(Protocol):
     A cohort, in the attributes, is a batch of members that train together.
 
     Attributes:
-        activation: the activation of the hidden layers, by which the members of a cohort are ordered; empty if it must
-            not mutate.
-        family: a value that must be equal in all members of a cohort, such as the convolutions.
-        signature: a value that must be equal too if cohorts are formed in the mode `exact`, such as the padded widths.
-            A member's results then do not depend on other members.
+        activation: the name of the hidden layers' activation function; empty if mutations must not change it. The
+            members of a cohort are sorted by this name.
+        family: a value that is the same for all members of a cohort, such as the convolutions.
+        signature: a value, such as the padded widths, that is also the same for all members of a cohort in the mode
+            `exact`. In this mode a member's results do not depend on other members.
     """
 
     @property
@@ -205,7 +205,7 @@ class Architecture(Protocol):
 
     @staticmethod
     def work(archs: Sequence[Any]) -> int:
-        """Return the number of multiplications that one input takes in a structure that these architectures share."""
+        """Return the number of multiplications for one input in the padded network that these architectures share."""
 
     @staticmethod
     def stack(archs: Sequence[Any], widths: Widths, device: torch.device) -> Structure:

@@ -33,9 +33,10 @@ def collect(
     """Play episodes with behaviour policies; return the episodes that have at least one step, and a dict of statistics.
 
     Each episode is played by one policy, drawn at random. The random draws of an episode depend only on `seed` and the
-    episode's number. An episode is cut at a value that is not finite, or where no action is legal. The dict's keys are
-    `notes` (sentences), `broken_steps` (the number of episodes that were cut for these reasons) and `policies` (the
-    `totals` of each policy).
+    episode's number. An episode is cut before a step that gives a number that is not finite, or no legal action.
+
+    The dict's keys are `notes` (sentences), `broken_steps` (the number of episodes that were cut), and `policies` (for
+    each policy what the function `totals` returns for its episodes).
 
     Args:
         cfg: the number of episodes, the weight of each policy by name, and the most steps of an episode.

@@ -29,8 +29,8 @@ def read_d4rl(path: Path, shows: gymnasium.Space[Any] | None = None, discrete: b
 
     Args:
         path: the file.
-        shows: the environment's observation space, which converts observations to flat rows; None if the file holds
-            rows already.
+        shows: the environment's observation space, by which observations are flattened; None if the observations in the
+            file are flat already.
         discrete: whether the environment's actions are discrete. Then whole floats are indices, too, because some of
             AgileRL's files store indices as floats.
 
@@ -63,8 +63,8 @@ def read_columns(file: h5py.File, shows: gymnasium.Space[Any] | None, discrete: 
 
     Args:
         file: the file.
-        shows: the environment's observation space, which converts observations to flat rows; None if the file holds
-            rows already.
+        shows: the environment's observation space, by which observations are flattened; None if the observations in the
+            file are flat already.
         discrete: whether the environment's actions are discrete; whole floats are then read as indices.
 
     Raises:

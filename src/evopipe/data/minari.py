@@ -133,8 +133,8 @@ def read_minari(dataset: str | Path, shows: Space | None = None) -> EpisodeDatas
     Args:
         dataset: the dataset's folder or the folder `data` in it; or the id of a remote dataset (`namespace/name-v0`),
             which is downloaded into Minari's cache first unless the cache has it.
-        shows: the environment's observation space, which converts observations to flat rows; None if the dataset holds
-            rows already, as `write_minari` writes.
+        shows: the environment's observation space, by which observations are flattened; None if the observations in the
+            dataset are flat already, as `write_minari` writes them.
 
     Raises:
         MissingInputError: the dataset does not exist, or the remote server cannot be reached.

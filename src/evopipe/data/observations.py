@@ -40,13 +40,12 @@ def compare(recorded: Space, shows: Space) -> None:
 
 
 def read_rows(part: StoredArray, recorded: Space | None, shows: Space | None) -> Array:
-    """Read observations from an HDF5 dataset, or for a Dict or Tuple space from a group, as flat rows of O numbers,
-    `[n, O]` float32.
+    """Read n observations from an HDF5 file, each as one flat row of O numbers: `[n, O]` float32.
 
     Args:
-        part: the dataset or group.
-        recorded: the space in which the observations were recorded; None for the space `shows`.
-        shows: the environment's observation space; None if the file holds rows already.
+        part: the HDF5 dataset with the observations; a group if the space is a Dict or Tuple.
+        recorded: the space in which the observations were recorded; None if it is the space `shows`.
+        shows: the environment's observation space; None if the observations in the file are flat already.
     """
     if shows is None:
         return part.finite(part.numbers("fiu", rank=2))

@@ -132,8 +132,8 @@ class Dataset:
 
         Args:
             name: the dataset's name in messages.
-            shows: the environment's observation space, which converts observations to flat rows; None if the dataset
-                holds rows already.
+            shows: the environment's observation space, by which observations are flattened; None if the observations in
+                the dataset are flat already.
             discrete: whether the environment's actions are discrete; whole floats are then read as indices.
 
         Raises:
@@ -170,8 +170,8 @@ def read_table(cfg: FetchConfig.Table, shows: gymnasium.Space[Any] | None, discr
 
     Args:
         cfg: the block `fetch.table`: the file's path, and the names of its columns.
-        shows: the environment's observation space, which converts observations to flat rows; None if the file holds
-            rows already.
+        shows: the environment's observation space, by which observations are flattened; None if the observations in the
+            file are flat already.
         discrete: whether the environment's actions are discrete; whole floats are then read as indices.
 
     Raises:

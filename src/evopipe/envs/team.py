@@ -281,8 +281,8 @@ class TeamSpace:
         """Convert dictionaries of observations and of action masks by agent to arrays `[n, K, …]`. Each of the K agents
         has a single observation or a batch of n; a mask of A actions is `[A]` or `[n, A]`.
 
-        Masks may also be part of the observations. An agent that `obs` lacks is absent; an agent that `mask` lacks may
-        take all its actions.
+        If an agent is not in `mask`, its mask may also be part of its observation. An agent without a mask may take all
+        its actions. An agent that is not in `obs` is absent.
 
         Raises:
             UsageError: there is no such agent, or a shape does not fit.

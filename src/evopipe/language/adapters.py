@@ -122,8 +122,12 @@ class LoRA:
         return carried
 
     def beside(self, base: Base, views: Sequence[Tensor]) -> dict[str, Any]:
-        """Return the terms of P members that `hooks.adapting` adds to the base's linear layers: a `LowRank` by module
-        name. `views` holds A and B of each layer in turn, `[P, in, rank]` and `[P, rank, out]`."""
+        """Return what P members add to the base's linear layers, for `hooks.adapting`: a `LowRank` for each layer, by
+        the name of its module.
+
+        `views` holds the matrices A `[P, in, rank]` and B `[P, rank, out]` of the first layer, then of the second, and
+        so on.
+        """
         pairs = zip(base.linear, views[::2], views[1::2], strict=True)
         return {layer.name: hooks.LowRank(a, b, self.scale) for layer, a, b in pairs}
 
@@ -188,8 +192,11 @@ class Full:
         return row.clone()
 
     def beside(self, base: Base, views: Sequence[Tensor]) -> dict[str, Any]:
-        """Return the terms of P members that `hooks.adapting` adds to the base's weights: a `WeightDelta` by module
-        name. `views` holds the terms of each weight of the base, one tensor for all members."""
+        """Return what P members add to the base's weights, for `hooks.adapting`: a `WeightDelta` for each module, by
+        its name.
+
+        `views` has one tensor for each weight of the base: what each of the P members adds to that weight.
+        """
         found: dict[str, hooks.WeightDelta] = {}
         for layer, view in zip(base.weights, views, strict=True):
             for module, kind in layer.modules:

@@ -139,7 +139,10 @@ class Base:
         return Marked(text) if self.special_tokens else Marked.as_data(text)
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text, tokenised by itself as data (see `data`), without a beginning-of-text token."""
+        """Return the tokens of a text alone, without a beginning-of-text token.
+
+        The text counts as data, so special tokens have no effect in it (see the method `data`).
+        """
         return self.encoder.encode(self.data(text))
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -151,14 +151,16 @@ def turn_end(tokenizer: Any) -> str:
 
 
 def answers(tokenizer: Any, name: str, messages: Sequence[Message], own: int, shown: Shown) -> list[tuple[int, int]]:
-    """Return the ranges (start, end) of characters in the text of a chat that members learn to write: each assistant
-    message up to the end of its turn.
+    """Return which parts of a chat's text members learn to write, as ranges (start, end) of characters.
+
+    There is a range for each assistant message, and it reaches to the end of the message's turn.
 
     Args:
         tokenizer: the tokenizer.
         name: the model's name, for error messages.
         messages: the chat.
-        own: the number of messages at the start that the run itself added, such as the system message.
+        own: the number of messages at the start that the run itself added, such as the system message. Error messages
+            do not count these.
         shown: the chat as `show` wrote it.
 
     Raises:

@@ -163,8 +163,10 @@ def asked(row: Mapping[str, Any]) -> Any:
 
 
 def generate(task: Task, name: str, seed: int, n: int, form: str) -> list[Row]:
-    """Return `n` rows that a task makes, drawn with the run's seed. `name` is the task's name in error messages. If the
-    form is `labelled`, each prompt has two rows: one with a desirable completion, one with an undesirable one.
+    """Return `n` rows that a task makes, drawn with the run's seed.
+
+    If the form is `labelled`, each prompt has two rows, one with a desirable and one with an undesirable completion. In
+    all other forms a prompt has one row. `name` is the task's name in error messages.
 
     Raises:
         EnvironmentFailed: the task raised an exception.

@@ -139,8 +139,8 @@ class GPT:
         """Yield the possible mutations of the architecture: one layer more or fewer, and other numbers of heads or
         feed-forward nodes.
 
-        Layers and nodes stay within their own `bounds`, heads within the bounds of channels. `networks`, the widths of
-        the member's networks, have no effect.
+        The numbers of layers and of nodes stay within the limits that `bounds` has for them. The number of heads stays
+        within the limits for channels. `networks`, the widths of the member's networks, have no effect.
         """
         n = len(self.layers)
         if n < bounds.max_layers:

@@ -98,8 +98,10 @@ def _kind_of(module: nn.Module, name: str, part: str, called: str) -> str:
 
 
 def numbers(shapes: Shapes) -> int:
-    """Return the length of a flat row, a vector of all weights one after another, that holds matrices of these
-    shapes."""
+    """Return how many numbers matrices of these shapes have together.
+
+    This is the length of a flat row, the vector that holds all the matrices one after another.
+    """
     return sum(math.prod(shape) for shape in shapes.values())
 
 

@@ -118,8 +118,10 @@ def spoken(said: Spoken, ids: Sequence[str]) -> dict[str, Any]:
 
 
 def numbered(said: Spoken, place: int) -> list[str]:
-    """Return an id for each tool call of the parsed completion `said`, which is the message with index `place` in its
-    chat: nine digits, as Mistral's templates require."""
+    """Return an id for each tool call of the parsed completion `said`. `place` is the index of its message in the chat.
+
+    An id has nine digits, as Mistral's templates require.
+    """
     return [f"{place:05d}{i:04d}" for i in range(len(said.calls))]
 
 

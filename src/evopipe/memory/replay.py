@@ -371,11 +371,11 @@ class Replay:
             self.priorities.admit(slots, index)
 
     def add_all(self, rows: Tensor) -> None:
-        """Append n transitions to each of the M buffers, packed rows `[M, n, size]` on the device, without
-        synchronising the host with the device.
+        """Append n transitions to each of the M buffers, without synchronising the host with the device.
 
-        All buffers must be equally full. The transitions must be finite, span one step each and have no images. `rows`
-        holds n packed transitions for each buffer, all of which are kept.
+        `rows` `[M, n, layout.size]` on the device are the packed transitions. All buffers must be equally full. The
+        transitions must be finite, span one step each and have no images. If n exceeds the capacity, only the last
+        transitions are stored.
         """
         rows = rows[:, -self.capacity :]
         n = rows.shape[1]
@@ -509,9 +509,10 @@ class Replay:
         return (rows if self.frames is None else self.frames.join(rows, at)).view(*index.shape, self.layout.size)
 
     def sample(self, slots: Sequence[int], u: Tensor) -> Tensor:
-        """Draw U minibatches of B transitions for each of P members, uniformly with replacement: `[P, U, B, size]`.
+        """Draw U minibatches of B transitions for each of P members, uniformly with replacement.
 
-        `slots` `[P]` are the members, and `u` `[P, U, B]` uniform random numbers in [0, 1).
+        The result is `[P, U, B, layout.size]`. `slots` `[P]` are the members, and `u` `[P, U, B]` are uniform random
+        numbers in [0, 1).
         """
         size = upload(torch.from_numpy(self.filled(slots)), self.device)
         return self.draw(self.first(slots), size, u.flatten(1)).view(*u.shape, self.layout.size)
@@ -544,7 +545,7 @@ class Replay:
         return np.zeros(len(slots), np.int64) if self.memories == 1 else np.asarray(slots) // self.each
 
     def draw(self, first: Tensor, size: Tensor, u: Tensor) -> Tensor:
-        """Draw n transitions for each of P members, uniformly with replacement: `[P, n, size]`.
+        """Draw n transitions for each of P members, uniformly with replacement: `[P, n, layout.size]`.
 
         Unlike `sample`, the method can be captured in a CUDA graph, because it reads nothing on the host.
 

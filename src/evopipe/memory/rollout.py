@@ -123,9 +123,10 @@ class Rollout:
             next_obs: `[P, E, O]`, the true next observations of O numbers each, also where the episode ended.
             reward, terminated, truncated: `[P, E]`, the rewards, and whether the step terminated or truncated the
                 episode.
-            broken: `[P, E]`, unusable steps, such as those with a number that is not finite; for a team also those of
-                absent agents. Such a step is stored as the last of its episode with the predicted value as its reward,
-                so that its advantage is 0. Without `next_alive`, its next observation is stored as zeros.
+            broken: `[P, E]`, whether the step cannot be used, for example because a number is not finite, or because
+                the agent of a team is absent. Such a step is stored as the last of its episode. Its reward is stored as
+                the predicted value, so that its advantage is 0. If `next_alive` is None, its next observation is stored
+                as zeros.
             next_alive: for a team, `[P, E]`, each agent's status after the step: `GONE` (takes no part in the next
                 step), `ACTS` (acts next) or `CUT` (was truncated). With `next_alive`, next observations are stored as
                 zeros where the status is `GONE`, and only there.

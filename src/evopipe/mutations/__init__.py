@@ -1,5 +1,7 @@
-"""Mutation: what changes in a child. One file an operator; each is a pure function `mutate(config, traits, member,
-generator)`, which returns the changed member and what changed, or None if nothing can change.
+"""Mutation of children, one file for each kind of mutation.
+
+A file has a pure function `mutate(config, traits, member, generator)`, which returns the changed member and a record of
+the change, or None if nothing can change.
 
 Of the kinds drawn by their relative probabilities, one that would change nothing (a bound is reached) is passed over
 for another, and never recorded as a mutation. Another package may bring a kind by an entry point of the group

@@ -1,4 +1,4 @@
-"""Activation: another activation function."""
+"""The mutation `activation`: another activation function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Architecture: add or remove a layer, or change a width or whatever else the architecture offers."""
+"""The mutation `architecture`: add or remove a layer, or change a width or another size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights: Gaussian noise on some weights of the networks that act."""
+"""The mutation `parameters`: Gaussian noise on some weights of the networks that act."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RL hyper-parameters: one grows or shrinks, or several are set to values that a searcher chose."""
+"""The mutation `rl_hp`: one hyper-parameter grows or shrinks, or several get values that a search strategy chose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What mutations are made of: what an operator must know, what it changed, and the order in which kinds are tried."""
+"""The data of mutations: facts that a mutation needs, the record of a change, the order in which kinds are tried."""
 
 from __future__ import annotations
 

@@ -19,8 +19,7 @@ _RATES = ("lr_actor", "lr_critic", "grad_clip", "tau")
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """The description of a team of `K` agents for the C kernels: the widths of observations and actions, and which
-    agents share networks.
+    """The description of a team of `K` agents for the C kernels: widths of spaces, and agents that share networks.
 
     A single agent with O observation values and A actions has `Places((O,), (A,))`. Every tuple has one entry per
     agent.

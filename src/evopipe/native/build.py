@@ -127,7 +127,7 @@ class Unit(NamedTuple):
         main: the path of the file.
         content: the bytes of all files that the library depends on, by which the compiled library is found again in the
             cache.
-        name: what messages call the library.
+        name: the library's name in messages.
         of: a function without arguments that returns the declarations of the library's functions, as a `cffi.FFI`.
     """
 

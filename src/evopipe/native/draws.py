@@ -1,4 +1,4 @@
-"""Draws by counter by the native kernels, for `evopipe.rng`, which has the same in NumPy and torch."""
+"""Counter-based random numbers by the native kernels; `evopipe.rng` has the same in NumPy and torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def kernel(kernels: Any) -> Any:
 
     The returned function takes (name, keys, salt, steps, found) and returns nothing. It fills `found` `[P, U, n]` with
     n numbers for each of the random keys `keys` `[P]` and each of the counters `steps` `[U]`. `name` is the C function,
-    which says what distribution the numbers have. `salt` is a number that separates draws for different purposes.
+    which determines the distribution of the numbers. `salt` is a number that separates draws for different purposes.
     """
     call = header.of("draw_call")
 

@@ -1,4 +1,4 @@
-"""Environments in C, evopipe's own and those of users: what each is, and rows of it that are stepped in one call."""
+"""Environments in C, evopipe's own and users': their descriptions, and many copies that one call steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Compiled:
 
     Attributes:
         address: the address of the C struct `environment`.
-        name: the environment's id, or what messages call a user's file.
+        name: the environment's id, or the name of a user's file in messages.
         state: the number of bytes of a state.
         observations: the number of values in an observation.
         actions: the number of discrete actions, or of the values in a continuous action.

@@ -1,4 +1,4 @@
-"""Choices that chance has a part in, by the native kernels; `ops.policy` has the same in torch, to the bit."""
+"""Random choices of actions by the native kernels; `ops.policy` has the same in torch, to the bit."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ def clipped_or_random(action: Tensor, epsilon: Tensor, draw: Stream) -> Tensor |
 
 
 def squashed(mean: Tensor, log_std: Tensor | None = None, noise: Tensor | None = None) -> Tensor | None:
-    """Return the tanh of Gaussian means or samples, by the C kernels; None if the kernels cannot compute it, and torch
-    does.
+    """Return the tanh of Gaussian means or samples, by the C kernels.
 
-    The result is tanh(mean), or tanh(mean + exp(log_std) · noise) if `log_std` and `noise` are given. See
-    `ops.distributions.squashed` and `ops.distributions.squashed_draw`.
+    With `log_std` and `noise`, the result is tanh(mean + exp(log_std) · noise), a sample; without them, tanh(mean). The
+    result is None if the kernels cannot compute it; then torch does. See `ops.distributions.squashed` and
+    `ops.distributions.squashed_draw`.
 
     Args:
         mean: the means, of any shape.
-        log_std: the log standard deviations, which broadcast to the shape of `mean`; None for the means.
-        noise: standard normal numbers, which broadcast to the shape of `mean`; None for the means.
+        log_std: the log standard deviations, which broadcast to the shape of `mean`; None for no sample.
+        noise: standard normal numbers, which broadcast to the shape of `mean`; None for no sample.
     """
     given = [x for x in (mean, log_std, noise) if x is not None]
     if not build.serve(*given) or any(x.dtype != torch.float32 or x.requires_grad for x in given):

@@ -51,8 +51,9 @@ def address(pointer: Any) -> int:
 
 
 class Struct:
-    """The packer of one struct type of the headers: it converts field values to bytes and to pointers. `name` is the
-    struct's name in the headers.
+    """The packer of one struct type of the headers, which converts field values to bytes and to pointers.
+
+    `name` is the struct's name in the headers.
 
     Pointer fields take addresses, and nested structs take bytes that `packed` returned. The caller must keep alive what
     the pointer fields refer to.

@@ -1,4 +1,4 @@
-"""The protocols that the kernels need of networks: rows of numbers, and Adam's moments of each."""
+"""Protocols of the networks that the kernels read: rows of parameters, and their Adam moments."""
 
 from __future__ import annotations
 

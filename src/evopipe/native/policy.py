@@ -35,11 +35,11 @@ class Lessons(NamedTuple):
 
     Attributes:
         rows: `[P, T, E, …]`, the steps, see `memory.rollout`.
-        memory: `[P, T + 1, E, M]`, the recurrent states before each step.
+        memory: `[P, T + 1, E, M]`, the recurrent state (M numbers) before each step, and after the last step.
         order: a function without arguments that returns the shuffled order of the stretches in each epoch, `[P, epochs,
             stretches · E]` int64. The number s · E + e means stretch s of environment e.
         ticks: `[stretches, L]` int64, the ticks of each stretch.
-        within: `[stretches, L]` bool, False on padding.
+        within: `[stretches, L]` bool, False where a shorter stretch is padded to L ticks.
         batches: each member's number of minibatches in an epoch.
         sizes: each member's number of stretches in a minibatch.
         epochs: each member's number of epochs.
@@ -305,7 +305,8 @@ def _say(
 def enter(
     spaces: Spaces, rows: Tensor, obs: Tensor, legal: Tensor | None, begins: Tensor, chosen: Chosen
 ) -> bool:  # fmt: skip
-    """Store the data before a step in a rollout; return whether the C kernels could do it. If not, nothing is stored.
+    """Store in a rollout what is known before a step; return whether the C kernels could do it. If not, nothing is
+    stored.
 
     P members act in E environments each. See `memory.rollout.Rollout.enter`.
 
@@ -357,7 +358,7 @@ def finish(
 
 
 def plain(*tensors: Tensor) -> bool:
-    """Return whether the kernels may compute whole updates of these tensors, and all are float32 on the CPU."""
+    """Return whether all tensors are float32 on the CPU, and the kernels may compute a whole update of them."""
     return build.serve_wholly(*tensors) and {x.dtype for x in tensors} == {torch.float32}
 
 

@@ -34,8 +34,9 @@ def _ends(of: _Tree, n: int) -> Tensor:
 
 
 class Batches:
-    """Sampler of minibatches for some members, by the C kernels. Each draw overwrites the tensors of the previous
-    minibatch.
+    """Sampler of minibatches for some members, by the C kernels.
+
+    Each draw overwrites the tensors of the previous minibatch.
 
     Args:
         layout: the `RowLayout`, which says where a row holds each part of a transition.

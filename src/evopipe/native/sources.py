@@ -1,4 +1,4 @@
-"""What the kernels are compiled of, and how: by `build` on the user's machine, and by `hatch_build.py` for wheels.
+"""Sources and compiler flags of the kernels, for `build` on the user's machine and `hatch_build.py` for wheels.
 
 It imports nothing but the standard library, for wheels are built where nothing else is installed.
 """

@@ -1,4 +1,4 @@
-"""Running statistics of columns by the native kernels, as `core.normalise` merges them."""
+"""Running means and variances by the native kernels; `core.normalise` uses them, and has the same in torch."""
 
 from __future__ import annotations
 

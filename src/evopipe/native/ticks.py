@@ -1,4 +1,4 @@
-"""Ticks of off-policy members by the native kernels: choosing, learning, remembering, each in one call, or all in one.
+"""Steps of off-policy members by the native kernels: acting, learning, storing, each in one call, or all in one.
 
 `run.act`, `regimes.learn` and `memory.replay` have the same in torch, to the bit. What a struct points to is held by
 the object that made it, and must neither move nor be replaced while that is used.
@@ -28,7 +28,7 @@ class Choice(NamedTuple):
 
     Attributes:
         net: the network.
-        how: what the network's outputs are. `best`: action values, of which the largest is taken (see
+        how: the meaning of the network's outputs. `best`: action values, of which the largest is taken (see
             `ops.policy.epsilon_greedy`). `squashed`: mean and log standard deviation of a Gaussian, whose samples are
             squashed by a tanh. `noisy`: an action, to which normal noise is added.
         deviation: the standard deviation of the noise, for `noisy`.
@@ -75,9 +75,12 @@ class Chooser:
 
     @staticmethod
     def serves(choice: Choice, observations: int, keys: Tensor) -> bool:
-        """Return whether the C kernels can choose actions by this choice's network.
+        """Return whether the C kernels can choose actions by the network of `choice`.
 
-        `observations` is the width of an observation, and `keys` `[P]` are the members' random keys.
+        Args:
+            choice: the way to choose, which has a network.
+            observations: the width of an observation.
+            keys: `[P]`, the members' random keys.
         """
         return build.chosen() is not None and update.network(choice.net, None, observations, len(keys)) is not None
 
@@ -95,14 +98,14 @@ class Updates:
     """Callable that makes all due updates of P members from a replay buffer by one call of the C kernels.
 
     The object is called with (step, turn, updates, beta, filled) and returns nothing. `step` is the counter of the
-    first random draw, `turn` the number of the first update within the period, and `updates` the number of updates.
-    `beta` is the exponent of importance sampling, and `filled` the memory address of the array of the numbers of rows
-    in all buffers.
+    first random draw. `turn` is the place of the first update in its period, counted from 0, and `updates` the number
+    of updates. `beta` is the exponent of importance sampling. `filled` is the memory address of an array, which holds
+    the number of rows in each buffer.
 
     Args:
         how: the recipe of one update.
         batches: the sampler of minibatches.
-        period: the number of updates in a period; the actor learns in one of them, `how.turn`.
+        period: the number of updates in a period. The actor learns in only one of them, at the place `how.turn`.
         keys: `[P]`, the members' random keys.
         healthy: `[P]` bool, False for members that have diverged; changed in place.
         losses: `[P]`, the members' last losses; changed in place.
@@ -142,11 +145,10 @@ class Updates:
         return update.lasting(how) and update.minibatch(batches.batch)[2] is None
 
     def __call__(self, step: int, turn: int, updates: int, beta: float, filled: int) -> None:
-        """Make updates; `step` is the counter of the first draw, `turn` which the first is within the period, and
-        `filled` the address of how many rows each memory holds.
+        """Make the updates. The arguments are explained in the docstring of the class.
 
         Raises:
-            MemoryError: there is none for it.
+            MemoryError: there is not enough memory.
         """
         build.done(build.kernels().tick_learn(self._pointer, self._call(step, turn, updates, beta, filled)))
 

@@ -20,8 +20,9 @@ Row: TypeAlias = "float | Tensor"
 
 
 class Learners(NamedTuple):
-    """The networks and optimisers of an algorithm's state, which updates change in place. A field is None if the
-    algorithm has no such network.
+    """The networks and optimisers of an algorithm's state, which updates change in place.
+
+    A field is None if the algorithm has no such network.
 
     Attributes:
         critic, critic_target, critic_adam: the critics, their target networks and their optimiser; for a value-based

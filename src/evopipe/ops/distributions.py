@@ -1,5 +1,6 @@
-"""Distributions of actions, over tensors `[P, B, …]`. Each member has its own draws; nothing is reduced over `P` or
-`B`.
+"""Distributions of actions, over tensors `[P, B, …]`: B observations of each of P members.
+
+Each member has its own draws; nothing is reduced over `P` or `B`.
 
 A mask marks the legal actions. An illegal action has probability 0 (its log-probability is the lowest float, or −∞),
 adds nothing to the entropy, gets no gradient and is never drawn, even if a member's outputs are NaN.
@@ -227,8 +228,8 @@ def squashed(x: Tensor) -> Tensor:
 def mean_and_deviation(outputs: Tensor) -> tuple[Tensor, Tensor]:
     """Split an actor's outputs `[…, 2 A]` into the mean and the log standard deviation of a Gaussian, `[…, A]` each.
 
-    The log standard deviation is clipped to [`LOG_STD_MIN`, `LOG_STD_MAX`]. The Gaussian is that of the action before a
-    hyperbolic tangent squashes it.
+    The log standard deviation is clipped to [`LOG_STD_MIN`, `LOG_STD_MAX`]. The Gaussian is the distribution of
+    the action before a tanh squashes it.
     """
     mean, log_std = outputs.chunk(2, dim=-1)
     return mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)

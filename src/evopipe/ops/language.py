@@ -464,9 +464,9 @@ def desirability(
 def games(ids: Tensor, real: Tensor, acts: Tensor, reward: Tensor, done: Tensor) -> Games:
     """Convert games, stored as sequences of L tokens, to the player's decisions and what each of them led to.
 
-    Entry j of L − 1 entries belongs to the state after token j, in which token j + 1 is the action. The entries say
-    whether the player wrote that action, the reward from this state until the player writes again, the column of the
-    state in which the player does so, and whether the game is over by then.
+    The results but `ids` are `[…, L − 1]`. Column j is the state after token j, and token j + 1 is the action in it.
+    The results say for each state whether the player wrote that action, and what happened until the player wrote again:
+    the reward, the column of the state in which the player did so, and whether the game was over by then.
 
     Args:
         ids: `[…, L]` int64, the tokens.

@@ -52,7 +52,7 @@ def epsilon_greedy(q: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> T
     § 2.2).
 
     `q` and `legal` are `[P, E, A]` (P members, E environments each), `epsilon` is `[P]`, `draw` the stream of random
-    numbers; return actions `[P, E]` int64.
+    numbers. The result is int64 `[P, E]`.
     """
     if (found := explore.best_or_random(q, legal, epsilon, draw)) is not None:
         return found
@@ -73,7 +73,7 @@ def sampled_or_random(log_pi: Tensor, legal: Tensor, epsilon: Tensor, draw: Stre
     """Sample actions from their log-probabilities, or with probability ε uniformly among the legal actions.
 
     `log_pi` and `legal` are `[P, E, A]` (P members, E environments each), `epsilon` is `[P]`, `draw` the stream of
-    random numbers; return actions `[P, E]` int64.
+    random numbers. The result is int64 `[P, E]`.
     """
     envs = log_pi.shape[1]
     u = draw.uniform(log_pi[0].numel() + 2 * envs).float()

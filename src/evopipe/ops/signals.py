@@ -1,4 +1,4 @@
-"""Signals of learning: what a minibatch tells of members beside their losses, by the names that trackers show.
+"""Signals of learning: training metrics of a minibatch beside the losses, by the names that trackers show.
 
 All results are `[P]` float64. Sums are in double precision, so that pads of a minibatch, whose weight is 0, and a
 member's neighbours change no digit that is kept.
@@ -37,7 +37,10 @@ def mean(weight: Tensor, x: Tensor) -> Tensor:
 
 
 def largest(weight: Tensor, x: Tensor) -> Tensor:
-    """Return the largest of each member's numbers x `[P, …]` whose weight is not 0: `[P]`."""
+    """Return each member's largest number, `[P]`, of the numbers x `[P, …]` whose weight is not 0.
+
+    `weight` has the shape of x.
+    """
     return x.detach().double().flatten(1).masked_fill(weight.flatten(1) == 0, -float("inf")).amax(dim=1)
 
 

@@ -1,4 +1,4 @@
-"""What every `params.yaml` has in common, and how it reads the blocks of algorithms."""
+"""The base class for the content of every `params.yaml`, and the validation of the blocks of algorithms."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ from evopipe.schema.declare import COMPLETE, Problem, Schema, evolvable, explain
 
 
 class RunParams(Schema):
-    """The base class of `Params` (members in environments) and `LanguageParams` (language models), the content of
-    `params.yaml`.
+    """The base class of `Params` (members in environments) and `LanguageParams` (language models).
+
+    These classes hold the content of a `params.yaml`.
 
     Attributes:
         PROBLEM: the kind of members, which is also the name of a module in `problems`, such as `env`.
-        ELSEWHERE: the middle of the sentence that refuses an algorithm for the other kind of members. The algorithm's
-            name comes before it, and the names of those that can be taken after it.
+        ELSEWHERE: the middle of an error message. A user gets this message for an algorithm that trains the other
+            kind of members. Before this text stands the name of that algorithm, after it the names of those that can
+            be used.
     """
 
     PROBLEM: ClassVar[str]  # one of `algos.PROBLEMS`
     ELSEWHERE: ClassVar[str]  # what to say of an algorithm of another one
 
-    seed: int = Field(1, ge=0, le=2**31 - 1, description="seed of everything random")
+    seed: int = Field(1, ge=0, le=2**31 - 1, description="seed of all random numbers")
 
     @field_validator("search", check_fields=False)
     @classmethod
@@ -43,7 +45,7 @@ class RunParams(Schema):
 
     @classmethod
     def known(cls) -> tuple[str, ...]:
-        """Return the names of the algorithms that can train this kind of members."""
+        """Return the names of the algorithms that can train members of the kind `PROBLEM`."""
         return registry.names(cls.PROBLEM)
 
     @classmethod

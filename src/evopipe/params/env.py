@@ -1,4 +1,4 @@
-"""All of `params.yaml` where members live in environments: its blocks and the rules between them."""
+"""The whole `params.yaml` of a run in an environment: its blocks, and the rules between them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Params(RunParams):
     ELSEWHERE: ClassVar[str] = "trains language models: put `language` in the place of `env`, or take "
 
     class Evolution(Schema):
-        """Settings of selection and mutation."""
+        """Settings of evolution: tournament selection, and the mutation of children."""
 
         tournament: TournamentConfig = Field(default_factory=TournamentConfig)
         mutation: MutationConfig = Field(default_factory=MutationConfig)
@@ -51,20 +51,26 @@ class Params(RunParams):
     class Evaluate(Schema):
         """Settings of the final evaluation on held-out seeds."""
 
-        episodes: int = Field(100, ge=1, le=10**6, description="episodes of each member, on seeds no training run uses")
-        steps: int | None = Field(None, ge=1, description="step cap of an episode; null: until it ends")
-        bootstrap: int = Field(2_000, ge=100, le=10**5, description="resamples of the bootstrap interval")
+        episodes: int = Field(
+            100, ge=1, le=10**6, description="evaluation episodes of each member, on seeds no training run uses"
+        )
+        steps: int | None = Field(
+            None, ge=1, description="environment steps after which an episode is cut; null: never"
+        )
+        bootstrap: int = Field(2_000, ge=100, le=10**5, description="bootstrap resamples for the confidence interval")
 
     class Export(Schema):
         """Settings of the stage `export`, which writes the elite's policy."""
 
-        program: bool = Field(True, description="also write a `torch.export` program that runs with torch alone")
+        program: bool = Field(
+            True, description="whether to write a `torch.export` program too, which needs torch alone"
+        )
         critic: bool = Field(
             True,
-            description="also write the networks that know values, for `Policy.value` and `Policy.q_values` of "
-            "algorithms that do not act by them",
+            description="whether to export critics too, which `Policy.value` and `Policy.q_values` need; acting does "
+            "not",
         )
-        film: bool = Field(True, description="also film the elite at play, for the report")
+        film: bool = Field(True, description="whether to film the elite at play, for the report")
 
     env: EnvConfig = Field(default_factory=EnvConfig)
     fetch: FetchConfig = Field(default_factory=FetchConfig)
@@ -77,7 +83,9 @@ class Params(RunParams):
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
     tracking: TrackingConfig = Field(default_factory=TrackingConfig)
     algos: dict[str, Any] = Field(
-        default_factory=dict, validate_default=True, description="one block an algorithm: its own `Config`"
+        default_factory=dict,
+        validate_default=True,
+        description="hyper-parameters of algorithms, one block each, by name",
     )
 
     @field_validator("population")

@@ -1,4 +1,4 @@
-"""Reads and checks `params.yaml`, for members of either kind."""
+"""Reading and checking of `params.yaml`, for runs in environments and for language models."""
 
 from __future__ import annotations
 

@@ -16,38 +16,40 @@ _ELSEWHERE = "tournament"  # its block is `evolution.tournament`
 
 
 class SearchConfig(Schema):
-    """Settings of the search, which decides which members train on, for how long, and which become parents. The
-    settings of one strategy are in a block with the strategy's name."""
+    """Settings of the search, which decides which members train on, for how long, and which become parents.
+    Each strategy's own settings are in a block with the strategy's name."""
 
     model_config = ConfigDict(extra="allow")
 
     strategy: str = Field(
         "tournament",
-        description="`tournament`: all members live, parents are chosen by tournament (`evolution.tournament`); or "
-        "another file of `searchers/`, or another package's (entry points `evopipe.searchers`)",
+        description="search strategy: `tournament`, in which all members train and parents win tournaments (settings "
+        "in `evolution.tournament`); `growth`, `halving`, `mf_pbt`, `pb2`, `pbt`, `random` or `schedule`; or one of "
+        "another package (entry points `evopipe.searchers`)",
     )
     budget: int | None = Field(
         None,
         ge=1,
         le=10**13,
-        description="environment steps of the population, of training, evaluation and confirmation, after which the "
-        "run ends; null: when every member has lived `train.max_steps`",
+        description="environment steps of all members together, in training, evaluation and confirmation, after which "
+        "the run ends; null: it ends when every member has trained `train.max_steps`",
     )
     fitness: Literal["evaluation", "training"] = Field(
         "evaluation",
-        description="`evaluation`: the mean return of evaluation episodes; `training`: of the episodes that ended in "
-        "the generation, which cost nothing; then only who may be the new best is evaluated",
+        description="fitness of a member: `evaluation`, its mean return in evaluation episodes; `training`, its mean "
+        "return in the training episodes that ended in the generation, which needs no further steps; then only a "
+        "member that may be the new best is evaluated",
     )
     proposer: Literal["random", "sobol", "prior", "tpe", "gp"] = Field(
         "prior",
-        description="what gives a new trial its values, for strategies that begin any: `random`, `sobol`, `prior` "
-        "(every other one near the configured values), or Optuna's `tpe` or `gp` by the trials so far (the extra "
-        "`search`)",
+        description="method that draws the hyper-parameters of new trials: `random`; `sobol`, a Sobol sequence; "
+        "`prior`, every other trial near the configured values; `tpe` or `gp`, Optuna's samplers, which use the "
+        "scores of earlier trials (extra `search`)",
     )
     first: Literal["configured", "drawn"] = Field(
         "configured",
-        description="values of the first trial, for strategies that draw any: `configured`, those of the algorithm's "
-        "own block, within their ranges, or `drawn` like all others",
+        description="hyper-parameters of the first trial, for strategies that draw values: `configured`, those in the "
+        "algorithm's block, moved into their ranges; `drawn`, drawn as for all other trials",
     )
 
     @classmethod

@@ -25,8 +25,7 @@ class LanguageParams(RunParams):
     """The content of a `params.yaml` for a population of language models.
 
     Attributes:
-        PROBLEM, ELSEWHERE: the kind of run, and the middle of the message that refuses an algorithm of another kind;
-            see `RunParams`.
+        PROBLEM, ELSEWHERE: the kind of members, and the middle of an error message; see `RunParams`.
         OF_OTHERS: blocks of other kinds of runs, each with the sentence that refuses the block in this file.
     """
 

@@ -95,7 +95,7 @@ def evaluate(
         episodes: the number n of episodes.
         seed: the seed of the first episode; the following episodes have the following numbers.
         max_steps: the most steps of an episode; None for the environment's own limit, or 10,000 if it has none.
-        trust: whether a `module:EnvId` that only the policy's folder names may be imported, which runs that module.
+        trust: whether code may run that only the policy's folder names: the module of a `module:EnvId`, or a C file.
 
     Raises:
         UsageError: the policy is a language model's, `episodes` is below 1, or the environment is not trusted.
@@ -131,8 +131,7 @@ def play(policy: Actor, seed: int = 0, max_steps: int | None = None, trust: bool
         policy: the policy, for one agent or a team.
         seed: the seed of the episode.
         max_steps: the most steps; None for the environment's own limit, or 10,000 if it has none.
-        trust: whether a `module:EnvId` or a C file that only the policy's folder names may be used, which runs its
-            code.
+        trust: whether code may run that only the policy's folder names: the module of a `module:EnvId`, or a C file.
 
     Raises:
         UsageError: the policy's environment is not trusted.
@@ -209,8 +208,7 @@ def environment_of(
         policy: the policy.
         env_id: another environment; None for the one in which the policy was trained.
         kwargs: other constructor arguments of the environment; None for those in training.
-        trust: whether a `module:EnvId` or a C file that only the policy's folder names may be used, which runs its
-            code.
+        trust: whether code may run that only the policy's folder names: the module of a `module:EnvId`, or a C file.
 
     Raises:
         DataError: the policy does not name its environment.

@@ -64,10 +64,10 @@ class TeamPolicy:
         """Return every agent's action, deterministic unless `epsilon` is above 0.
 
         Args:
-            obs: by agent, an observation as the environment gives it, or a batch of B, equally long for all agents. An
-                agent without an observation is absent, and gets no action.
-            mask: by agent, legal actions `[A]` or `[B, A]`, if observations do not contain them; by default all are
-                legal.
+            obs: by agent, one observation as the environment gives it, or a batch of B observations. B is the same for
+                all agents. An agent that is not in `obs` is absent, and gets no action.
+            mask: by agent, the legal actions, `[A]` for one observation or `[B, A]` for a batch. For agents that are
+                not in `mask`, the legal actions are those in the observation, or else all.
             epsilon: the probability of a random legal action. If it is above 0, the policy explores as in training.
             seed: the seed of exploration.
 
@@ -84,12 +84,11 @@ class TeamPolicy:
 
     def step(self, obs: Mapping[Any, Any], memory: Any = None, mask: Mapping[Any, Any] | None = None,
              epsilon: float = 0.0, seed: int = 0) -> tuple[dict[Any, Any], Any]:  # fmt: skip
-        """Return every agent's action, as `act` does, and the new recurrent state, float32 `[B, K, memory]`: B
-        observations of K agents.
+        """Return every agent's action, as `act` does, and the new recurrent state.
 
-        `obs`, `mask`, `epsilon` and `seed` are observations, legal actions and exploration, as in `act`. `memory` is
-        the recurrent state that the previous step of these episodes returned; None at the beginning. The state of an
-        absent agent becomes zeros.
+        The state is float32 `[B, K, memory]`, for B observations (1 if they are no batch) of K agents. It is zeros for
+        an absent agent. The argument `memory` is the state that the previous step of these episodes returned; None at
+        their beginning. The other arguments are those of `act`.
 
         Raises:
             UsageError: there is no such agent, a shape does not fit, or the recurrent state has another shape.

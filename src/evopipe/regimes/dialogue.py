@@ -58,16 +58,16 @@ class Completer:
     truth: Judge | None = None
 
     def write(self, cohort: Cohort, index: Rows, group: int, how: Sampling, when: int) -> tuple[Text, Written]:
-        """Let every member of a cohort write `group` completions of each of some prompts.
+        """Let every member of a cohort write `group` completions of each prompt.
 
-        Return the prompts with their completions as a `Text` to learn from, and the completions as generated.
+        Return a `Text` to learn from, which has prompts and completions, and the completions as they were generated.
 
         Args:
             cohort: members that are computed as one batch.
             index: the prompts, as row numbers of the dataset.
             group: the number of completions of each prompt.
             how: how tokens are sampled.
-            when: a number, such as that of the round, on which the random draws depend besides the members' keys.
+            when: a number, such as that of the round. The random draws depend on it and on the members' keys.
         """
         spec, members = self.spec, len(cohort.members)
         base, leave = spec.base, spec.cohorts == "merged"
@@ -372,13 +372,15 @@ def _wider(x: Any, prompt: int, width: int, pad: int) -> Any:
 
 
 def of_round(reward: Tensor, group: int, every: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the training metrics of a round of completions by name, each `[P]`: return, length, entropy, spread of
-    rewards within groups, and others.
+    """Return the training metrics of a round of completions, by name, `[P]` each.
+
+    The metrics are the return, the length, the entropy, the spread of rewards within groups, and others.
 
     Args:
         reward: `[P, R]`, the rewards of P members' R completions each.
         group: the number of adjacent completions of one prompt.
-        every: means `[P]` of the round that are known already, by name.
+        every: the round's means that are known already, by name, `[P]` each: `reward`, `length`, `entropy`, `kl`, and
+            `cut` or `ended`.
     """
     apart = reward.double().unflatten(1, (-1, group)).std(dim=2, correction=0)  # [P, groups]
     found = {

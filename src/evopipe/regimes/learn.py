@@ -201,11 +201,10 @@ class ReplayLearning:
                     yield _of_share(self._spec, self.replay, Share(i, row, row + 1), own, tick, numbers)
 
     def probe(self, probe: Probe) -> None:
-        """Record training metrics after a tick, of those cohorts (groups of members computed as one batch) whose
-        metrics are due (see `Probe.due`).
+        """Record the training metrics of each cohort whose metrics are due after this tick (see `Probe.due`).
 
-        The age of the sampled transitions is recorded too, unless training is offline. The argument `probe` is the
-        recorder of metrics.
+        A cohort is a group of members that are computed as one batch. The age of the sampled transitions is recorded
+        too, unless training is offline. The argument `probe` records the metrics.
         """
         clock, replay, spec = self._clock, self.replay, self._spec
         for cohort in self._cohorts:

@@ -103,14 +103,14 @@ class Probe:
             cohort: the members.
             batch: the minibatch of the update.
             draw: the stream of random numbers.
-            more: metrics that are recorded too, by name, each a number for every one of the P members, `[P]`.
+            more: further metrics to record, by name, `[P]` each for the P members.
             hyper: the hyper-parameters by name, `[P]` each; None for the members' own.
         """
         hyper = cohort.hyper if hyper is None else hyper
         self.note(cohort, {**probe(self._spec, cohort, batch, draw, hyper, self._offline), **more})
 
     def note(self, cohort: Cohort, values: Mapping[str, Tensor]) -> None:
-        """Record metrics by name, each a number for every one of the P members of a cohort (batch), `[P]`."""
+        """Record the metrics `values` of the P members of a cohort (batch of members): by name, `[P]` each."""
         self.diagnostics.note(cohort.slots, values)
 
     def end(
@@ -142,8 +142,8 @@ def probe(
 ) -> dict[str, Tensor]:
     """Make an update of copies of P members on a minibatch, and return the update's metrics `[P]` by name.
 
-    The metrics are those that `told.of_batch` returns, the norm of the gradient, and the mean size of the transitions'
-    errors.
+    Among the metrics are those of `regimes.told.of_batch`, the norm of the gradient, and the mean absolute error of the
+    transitions.
 
     Args:
         spec: the run's configuration.

@@ -21,7 +21,7 @@ _Values: TypeAlias = Callable[[Any, Tensor], Tensor]
 
 @torch.no_grad()
 def of_batch(spec: Any, state: Any, hyper: Hyper, batch: Any, draw: Stream, offline: bool = False) -> dict[str, Tensor]:
-    """Return training metrics of a minibatch by name, each a number for every one of P members, `[P]`.
+    """Return training metrics of P members on a minibatch, by name, `[P]` each.
 
     The metrics come from the algorithm's values and policy, and from its own function `signals` if it has one. For a
     minibatch of text or games, they come from `signals` only.

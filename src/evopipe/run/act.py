@@ -24,8 +24,8 @@ def act(
     spec: EnvSpec, cohorts: Sequence[Cohort], obs: np.ndarray, legal: np.ndarray, epsilon: float, tick: int,
     places: Sequence[Any] | None = None,
 ) -> np.ndarray:  # fmt: skip
-    """Choose every member's actions with exploration: `[P · E]` int64, or `[P · E, A]` float32 if actions are
-    continuous.
+    """Choose every member's actions with exploration. The result is `[P · E]` int64, or `[P · E, A]` float32 if actions
+    are continuous.
 
     P counts the members, E the environments of each, O the numbers of an observation, and A the discrete actions or the
     numbers of a continuous one. For a team, every array has an axis `K` (agents) after the first. A diverged member's
@@ -38,8 +38,8 @@ def act(
         legal: `[P · E, A]` bool, whether each action is legal.
         epsilon: the exploration rate.
         tick: the number of this step; together with the members' keys it fixes the random draws.
-        places: for each cohort the indices of its members among these P, or `EVERYONE` if there is one cohort with all
-            of them in order; None uses the members' slots.
+        places: for each cohort the indices of its members in the list of all P members, ordered by slot; `EVERYONE` if
+            there is one cohort with all members in this order; None if these indices are the slots.
     """
     obs, legal = _by_member(cohorts, obs), _by_member(cohorts, legal)
     places = [cohort.slots for cohort in cohorts] if places is None else places
@@ -53,10 +53,10 @@ EVERYONE = [slice(None)]
 
 
 def places_of(cohorts: Sequence[Cohort]) -> list[list[int]]:
-    """Return for each cohort the places of its members in a list: the list of the members of all cohorts, ordered by
-    slot (place in the population).
+    """Return, for each cohort, the index of each of its members among the members of all cohorts.
 
-    A cohort is a group of members whose networks are computed as one batch.
+    For this index, the members of all cohorts are sorted by slot, the number of a member in the population. A cohort is
+    a group of members whose networks are computed as one batch.
     """
     at = {slot: place for place, slot in enumerate(sorted(slot for cohort in cohorts for slot in cohort.slots))}
     return [[at[slot] for slot in cohort.slots] for cohort in cohorts]
@@ -74,7 +74,7 @@ def choosers(
         spec: configuration.
         cohorts: the members, P in all, in groups whose networks are computed as one batch.
         rows: `[P]`, the index of each member's first row of observations, in the order of slots.
-        places: for each cohort the indices of its members among these P.
+        places: for each cohort the indices of its members in the list of all P members, ordered by slot.
     """
     choice, found = by_kernels(spec.algo, "choice"), []
     if choice is None or spec.paths.capture != "none" or build.chosen() is None:
@@ -110,7 +110,8 @@ def take_note(
         obs: the observations in the order of slots, of O numbers for each of a member's E environments: `[P · E, O]`,
             or `[P · E, K, O]` for a team of K agents.
         alive: for a team, `[P · E, K]`, which agents are present; None if all are.
-        places: for each cohort the indices of its members among these P; None uses the members' slots.
+        places: for each cohort the indices of its members in the list of all P members, ordered by slot; None if these
+            indices are the slots.
     """
     for i, cohort in enumerate(cohorts):
         if cohort.normaliser is not None:

@@ -94,9 +94,9 @@ class Clock:
         self.here = self.broken_here = 0
 
     def turn(self, tick: int, living: int, steps: int) -> None:
-        """Switch to another group of members, and begin its part of the generation.
+        """Let another group of members train in this generation (see the class).
 
-        The group has `living` members. Each has trained for `tick` ticks before, and now trains for `steps` environment
-        steps.
+        The group has `living` members. Each of them has trained for `tick` ticks before, and now trains for `steps`
+        environment steps.
         """
         self.tick, self.here, self.living, self.each = tick, 0, living, -(-steps // self.envs)

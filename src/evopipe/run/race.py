@@ -102,9 +102,10 @@ def hopeless(returns: np.ndarray, bar: float, n: int, least: int = 2 * _FIRST, e
 
 
 def batches(n: int) -> Iterator[slice]:
-    """Yield consecutive slices of `n` episodes: those to be played before each check whether a confirmation may end.
+    """Yield consecutive slices of the `n` episodes of a confirmation, the second, longer evaluation of a new best
+    member.
 
-    A confirmation is the second, longer evaluation of a new best member.
+    After the episodes of each slice, the run checks whether the confirmation can end early.
     """
     return (slice(first, min(first + _BATCH, n)) for first in range(0, n, _BATCH))
 

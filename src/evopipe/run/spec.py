@@ -136,7 +136,7 @@ class Spec(ABC):
     def seeds_apart(self) -> bool:
         """Whether a seed of an evaluation alone determines its episode.
 
-        If so, processes can divide the seeds among them without a change of results.
+        If so, several processes can share the seeds without a change of results.
         """
         return False
 
@@ -340,9 +340,10 @@ class EnvSpec(Spec):
 
     @property
     def seeds_apart(self) -> bool:
-        """Whether processes can divide an evaluation by its seeds without a change of results.
+        """Whether several processes can share the seeds of an evaluation without a change of results.
 
-        A seed alone determines its episode, so this is True unless evaluation episodes are added to the replay buffers.
+        This is True, because a seed alone determines its episode. It is False only if evaluation episodes are added to
+        the replay buffers.
         """
         return not self.learns_from_evaluation
 

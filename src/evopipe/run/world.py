@@ -151,8 +151,10 @@ class World:
         return actions if self._team is None else self.pool.taken(actions, self.rows)
 
     def decide(self, cohorts: Sequence[Cohort], epsilon: float) -> None:
-        """Choose the actions of off-policy members with exploration rate `epsilon`, store the actions in `pending`, and
-        update the normalisers with the observations."""
+        """Choose the actions of off-policy members with exploration rate `epsilon`, and store them in `self.pending`.
+
+        The running statistics that normalise observations are updated with the observations.
+        """
         if self._choosers is not None and build.chosen() is not None:
             for choose in self._choosers:
                 choose(*self._looks, self._clock.tick, epsilon)
@@ -244,10 +246,10 @@ def rows_in(slots: Sequence[int], envs: int) -> np.ndarray:
 
 
 def rows_of(cohorts: Sequence[Cohort], clock: Clock) -> tuple[np.ndarray | None, int]:
-    """Return the indices in the pool of the environments in which the members of some cohorts act, and the number of
-    these members. A cohort is a group of members computed as one batch.
+    """Return the environments of the members of some cohorts, as indices in the pool, and the number of these members.
 
-    `clock` has the run's counters. The indices are None if the cohorts contain the whole population.
+    A cohort is a group of members computed as one batch. `clock` has the run's counters. The indices are None if the
+    cohorts contain the whole population.
     """
     slots = sorted(slot for cohort in cohorts for slot in cohort.slots)
     return (None if len(slots) == clock.members else rows_in(slots, clock.envs)), len(slots)
@@ -406,8 +408,10 @@ class TensorWorld:
         return actions if self._team is None else actions.unflatten(0, (-1, len(self._team.agents)))
 
     def decide(self, cohorts: Sequence[Cohort], epsilon: float) -> None:
-        """Choose the actions of off-policy members with exploration rate `epsilon`, store the actions in `pending`, and
-        update the normalisers with the observations."""
+        """Choose the actions of off-policy members with exploration rate `epsilon`, and store them in `self.pending`.
+
+        The running statistics that normalise observations are updated with the observations.
+        """
         obs, legal, _ = self.observed()
         here, chosen = torch.ones(obs.shape[:-1], dtype=torch.bool, device=obs.device), []
         for cohort, place in zip(cohorts, self._places, strict=True):
@@ -467,8 +471,8 @@ class TensorWorld:
     def bearable(self) -> int:
         """The number of ticks (steps of all environments) after which `refuse_broken` has to be called, at least 1.
 
-        If it is more than 1, so few ticks cannot exceed the limit of `refuse_broken`, even if all transitions are
-        broken.
+        `refuse_broken` raises an error if too many transitions are broken. If the number is above 1, this cannot happen
+        within that many ticks, even if all their transitions are broken.
         """
         if self.pool.sound:
             return self._clock.generation_ticks

@@ -33,11 +33,15 @@ _FOREVER = timedelta(days=30)  # that ranks wait for each other: an evaluation m
 
 
 def served(cfg: ShardsConfig, make: Callable[..., Any]) -> bool:
-    """Run as a worker of `accelerate launch` until the training ends, unless this process is rank 0.
+    """Run as a worker of `accelerate launch`, unless this process is rank 0; return whether it was a worker.
 
-    The result is True if this process was a worker. If no ranks were launched, this process launches them. `cfg` is the
-    block `runtime.shards`. `make` is a function that makes a shard's configuration, regime (training loop) and clock
-    from its first message.
+    In rank 0 the function returns False at once. In any other rank it returns True when the training has ended. If no
+    ranks were launched, the function replaces this process by `accelerate launch`, and does not return.
+
+    Args:
+        cfg: the block `runtime.shards`.
+        make: a function that makes a shard's configuration, regime (training loop) and clock from the shard's first
+            message.
 
     Raises:
         UsageError: the training was started from Python and not by a command.

@@ -112,14 +112,16 @@ def _tracked(instead: str) -> AfterValidator:
 
 
 class WrapperConfig(Schema):
-    """Settings of one wrapper around each environment. In `params.yaml`, a plain string names a wrapper without
-    arguments."""
+    """Settings of one wrapper around each environment.
+    In `params.yaml`, a plain string names a wrapper without arguments."""
 
-    name: str = Field(min_length=1, description="a class of `gymnasium.wrappers`, or `module:Wrapper` for one's own")
+    name: str = Field(min_length=1, description="class in `gymnasium.wrappers`, or `module:Wrapper` for your own")
     kwargs: Annotated[
         dict[str, Any], _tracked("fix it in a wrapper of one's own, a subclass, and use 'module:Wrapper'")
     ] = Field(
-        default_factory=dict, validate_default=True, description="its keyword arguments; lists reach it as tuples"
+        default_factory=dict,
+        validate_default=True,
+        description="keyword arguments of the wrapper; lists reach it as tuples",
     )
 
     @field_validator("name")
@@ -147,41 +149,42 @@ else:
 class EnvConfig(Schema):
     """Settings of the environment in which the population trains."""
 
-    id: str = Field("LunarLander-v3", min_length=1, description="Gymnasium id, or `module:EnvId` for one's own")
+    id: str = Field(
+        "LunarLander-v3", min_length=1, description="Gymnasium id, or `module:EnvId` for an environment of your own"
+    )
     kwargs: Annotated[
         dict[str, Any], _tracked("register the environment under an id of its own with it, and use 'module:EnvId'")
-    ] = Field(default_factory=dict, description="keyword arguments of `gymnasium.make`")
+    ] = Field(default_factory=dict, description="keyword arguments that `gymnasium.make` passes to the environment")
     wrappers: tuple[_Wrapper, ...] = Field(
         (),
         strict=False,
         max_length=32,
-        description="what is put around each environment after `gymnasium.make`, the first one innermost: a name, or "
-        "`{name: ..., kwargs: {...}}`",
+        description="wrappers around each environment, the innermost first: each a name, or `{name: ..., kwargs: "
+        "{...}}`",
     )
-    num_envs: int = Field(16, ge=1, le=4096, description="environments of each member")
+    num_envs: int = Field(16, ge=1, le=4096, description="number of environments that each member steps in parallel")
     backend: _Backend = Field(
         "sync",
-        description="which implementation training steps: `sync`, Gymnasium's; `envpool`, envpool's own build of the "
-        "same environments (an extra), faster and not equal in every bit; `torch`, evopipe's own classic control and "
-        "four of mpe2's teams as tensors, which have the same physics and draw other initial states; `c`, classic "
-        "control, grid worlds and MinAtar's games in C, fastest on the CPU, which draw other initial states too; or "
-        "another package's (entry points `evopipe.backends`)",
+        description="implementation of the environments for training: `sync`, Gymnasium's own; `envpool`, the faster "
+        "ones of the package envpool (an extra); `torch`, classic control and four of mpe2's teams in tensors; `c`, "
+        "classic control, grid worlds and MinAtar's games in C, fastest on the CPU; or a backend of another package "
+        "(entry points `evopipe.backends`). Initial states and last bits differ between backends",
     )
     source: str | None = Field(
-        None, min_length=1, description="an environment of your own in C, `env.backend: c`: the file; null: none"
+        None, min_length=1, description="path of an environment of your own in C, for `env.backend: c`; null: none"
     )
     step_limit: int = Field(
         10_000,
         ge=1,
         le=10**9,
-        description="steps after which an episode is truncated where the environment names no time limit of its own",
+        description="steps after which an episode is truncated, in an environment without a time limit of its own",
     )
     step_seconds: float = Field(
         600.0,
         gt=0.0,
         le=86_400.0,
-        description="longest that an environment may take for one step or reset, or to be made: then it hangs, and the "
-        "run ends; it cannot end a step in C (`env.backend: c`); changes no result",
+        description="most seconds that an environment may take for a step, a reset or its construction; if it takes "
+        "longer, the run ends with an error. Steps of `env.backend: c` are not limited. Changes no result",
     )
 
     @property
@@ -211,14 +214,19 @@ class EnvConfig(Schema):
 class CollectConfig(Schema):
     """Settings of `fetch.source: collect`, which records episodes of behaviour policies in the environment."""
 
-    episodes: int = Field(60, ge=1, le=10**6, description="episodes to roll")
+    episodes: int = Field(60, ge=1, le=10**6, description="number of episodes to record")
     policies: dict[str, _Weight] = Field(
         default_factory=lambda: {"heuristic": 0.5, "random": 0.5},
-        description="weights of `heuristic` (a good rule), `medium` (a poor one with random actions in between), "
-        "`random` and `policy`; an episode follows one of them",
+        description="weights of the behaviour policies, one of which is drawn for each episode: `heuristic` (a good "
+        "hand-written rule), `medium` (a weaker rule with some random actions), `random`, and `policy` (the exported "
+        "policy in `policy_path`)",
     )
-    policy_path: str | None = Field(None, description="an exported policy's folder, for the weight `policy`")
-    max_steps: int | None = Field(None, ge=1, description="step cap of an episode; null: until it ends")
+    policy_path: str | None = Field(
+        None, description="folder of the exported policy for the weight `policy`; null: none"
+    )
+    max_steps: int | None = Field(
+        None, ge=1, description="environment steps after which an episode is cut; null: never"
+    )
 
     @model_validator(mode="after")
     def _policies_usable(self) -> Self:
@@ -242,13 +250,13 @@ class FetchConfig(Schema):
     class Minari(Schema):
         """Settings of `fetch.source: minari`, which reads a Minari dataset."""
 
-        dataset: str = Field("data/minari", description="a local folder, or a remote dataset id")
+        dataset: str = Field("data/minari", description="path of a local Minari dataset, or the id of a remote one")
 
     class Hdf5(Schema):
         """Settings of `fetch.source: hdf5`, which reads a D4RL or AgileRL file. The file has observations, actions,
         rewards, terminals, and optionally timeouts and next observations."""
 
-        path: str = Field("data/dataset.hdf5", description="the file")
+        path: str = Field("data/dataset.hdf5", description="path of the HDF5 file")
 
     class Table(Schema):
         """Settings of `fetch.source: table`, which reads a CSV or Parquet file with one row per step, in the order of
@@ -257,21 +265,33 @@ class FetchConfig(Schema):
         A column name that ends with `*` stands for all columns that begin with the name, in the file's order.
         """
 
-        path: str = Field("data/dataset.csv", description="the file, .csv or .parquet")
+        path: str = Field("data/dataset.csv", description="path of the table, which ends in .csv or .parquet")
         observations: _Names[str] = Field(("obs*",), min_length=1, description="columns of the observation")
         actions: _Names[str] = Field(
-            ("action*",), min_length=1, description="columns of the action: one of whole numbers, or one a component"
+            ("action*",),
+            min_length=1,
+            description="columns of the action: one of whole numbers (discrete), or one per component",
         )
-        rewards: str = Field("reward", description="column of rewards")
-        terminals: str = Field("terminated", description="column that is 1 where an episode came to its own end")
-        timeouts: str | None = Field(None, description="column that is 1 where an episode was cut; null: there is none")
+        rewards: str = Field("reward", description="column of the reward")
+        terminals: str = Field(
+            "terminated", description="column that is 1 where a step ended the episode in a terminal state"
+        )
+        timeouts: str | None = Field(
+            None, description="column that is 1 where a step ended the episode by truncation; null: no such column"
+        )
         episodes: str | None = Field(
-            None, description="column that differs from one episode to the next, such as its number; null: none"
+            None,
+            description="column whose value differs between episodes, such as an episode number; null: no such column",
         )
-        next_observations: _Names[str] = Field((), description="columns of the observation after the step, if any")
+        next_observations: _Names[str] = Field(
+            (), description="columns of the observation after the step; []: the next row has it"
+        )
 
     source: Literal["collect", "minari", "hdf5", "table"] = Field(
-        "collect", description="which of the blocks below is used"
+        "collect",
+        description="source of the dataset: `collect`, episodes recorded in the environment; `minari`, a Minari "
+        "dataset; `hdf5`, a D4RL or AgileRL file; `table`, a CSV or Parquet file. The block of the same name has its "
+        "settings",
     )
     collect: CollectConfig = Field(default_factory=CollectConfig)
     minari: Minari = Field(default_factory=Minari)
@@ -285,11 +305,15 @@ class InitialisationConfig(Schema):
 
     biases: Literal["uniform", "zeros", "auto"] = Field(
         "uniform",
-        description="of hidden layers: `uniform` in ±1/√inputs, `zeros`, or `auto`: `uniform` under a ReLU, which "
-        "passes no gradient where an observation and the biases are zeros, else `zeros`",
+        description="initial biases of hidden layers: `uniform`, drawn from ±1/√(number of inputs); `zeros`; or "
+        "`auto`, which is `uniform` for networks with ReLU and `zeros` for others",
     )
-    acting: float = Field(0.1, gt=0, le=10, description="gain of the output layer of the network that chooses actions")
-    others: float = Field(0.1, gt=0, le=10, description="gain of the output layers of the others, such as a critic")
+    acting: float = Field(
+        0.1, gt=0, le=10, description="gain of the acting network's output layer (of the actor or Q-network)"
+    )
+    others: float = Field(
+        0.1, gt=0, le=10, description="gain of every other network's output layer, such as a critic's"
+    )
 
 
 class NetworkConfig(Schema):
@@ -302,35 +326,37 @@ class NetworkConfig(Schema):
     class Conv(Schema):
         """Settings of one convolution layer."""
 
-        channels: int = Field(ge=1, le=1024, description="channels that it gives")
-        kernel: int = Field(ge=1, le=31, description="side of its square kernel, pixels")
-        stride: int = Field(ge=1, le=31, description="pixels between two places of the kernel")
+        channels: int = Field(ge=1, le=1024, description="number of the layer's output channels")
+        kernel: int = Field(ge=1, le=31, description="side of the layer's square kernel, in pixels")
+        stride: int = Field(ge=1, le=31, description="distance between two positions of the kernel, in pixels")
 
     encoder_kind: EncoderKind = Field(
         "mlp",
-        description="`mlp`: plain layers, then the latent; `simba` and `resnet`: the latent, then a residual block for "
-        "each width of `encoder`, normalised before (SimBa), activated before (ResNet); `lstm`: layers that remember "
-        "from step to step, then the latent, for algorithms that carry a memory",
+        description="kind of encoder: `mlp`, dense layers; `simba` and `resnet`, a dense layer of width `latent`, then "
+        "one residual block per width in `encoder`, which begins with layer normalisation (`simba`) or the activation "
+        "(`resnet`); `lstm`, LSTM layers, for algorithms with recurrent networks",
     )
     conv: tuple[Conv, ...] = Field(
         default_factory=lambda: tuple(NetworkConfig.Conv(channels=n, kernel=3, stride=2) for n in (16, 32)),
         max_length=8,
         strict=False,
-        description="convolutions that each image of an observation goes through, [] to read images as plain numbers",
+        description="convolution layers for the images in an observation, in order; []: the networks read pixels as "
+        "plain numbers",
     )
-    encoder: _Widths = Field((128,), description="hidden widths of the encoder")
-    latent: _Width = Field(128, description="width between encoder and head")
-    head: _Widths = Field((), description="hidden widths of the head")
-    activation: Activation = Field("ReLU", description="activation after every hidden layer")
-    layer_norm: bool = Field(False, description="layer normalisation before every activation")
+    encoder: _Widths = Field((128,), description="widths of the encoder's hidden layers, in order")
+    latent: _Width = Field(128, description="width of the latent, the layer between encoder and head")
+    head: _Widths = Field((), description="widths of the head's hidden layers, in order")
+    activation: Activation = Field("ReLU", description="activation function after every hidden layer")
+    layer_norm: bool = Field(False, description="whether there is layer normalisation before every activation")
     initialisation: InitialisationConfig = Field(
-        default_factory=InitialisationConfig, description="what weights and biases begin with"
+        default_factory=InitialisationConfig, description="initial weights and biases"
     )
     module: str | None = Field(
         None,
         validate_default=True,  # so that a file need not name it
         max_length=200,
-        description="`module:Class`, a `torch.nn.Module` of one's own in the place of all this; may be left out",
+        description="network of your own in place of this block: a `torch.nn.Module`, as `module:Class`; null: none; "
+        "may be left out",
     )
     kwargs: Annotated[dict[str, Any], _tracked("give it another name")] = Field(
         default_factory=dict, validate_default=True, description="keyword arguments of `module`; may be left out"
@@ -364,43 +390,50 @@ class NormaliseConfig(Schema):
 
     observations: bool = Field(
         False,
-        description="whether networks read observations less their running mean, over their standard deviation; not "
-        "images, nor one-hot columns",
+        description="whether networks read standardised observations: minus their running mean, divided by their "
+        "running standard deviation. Images and one-hot columns stay as they are",
     )
     rewards: bool = Field(
         False,
-        description="whether members learn from rewards over the standard deviation of their discounted returns, "
-        "on-policy only; reports and fitness are in the environment's own rewards",
+        description="whether members learn from rewards that are divided by the running standard deviation of "
+        "discounted returns; for on-policy algorithms only. Reports and fitness keep the environment's own rewards",
     )
-    clip: float = Field(10.0, gt=0, description="largest size of a normalised number")
+    clip: float = Field(
+        10.0, gt=0, description="largest absolute value of a normalised number; larger ones are clipped"
+    )
 
 
 class ReplayConfig(Schema):
     """Settings of the replay buffer (Lin, 1992): capacity, sharing, n-step returns, and prioritised sampling."""
 
-    capacity: int = Field(100_000, ge=1, le=10**9, description="transitions kept (per member where sharing is `own`)")
+    capacity: int = Field(100_000, ge=1, le=10**9, description="number of transitions that a replay buffer holds")
     sharing: Literal["shared", "own"] | Annotated[int, Field(ge=1, le=4096)] = Field(
         "shared",
-        description="`shared`: one memory that all members fill and sample; `own`: one memory a member; a number: one "
-        "for so many neighbours, which stay in one shard (`runtime.shards`)",
+        description="members that fill and sample the same replay buffer: `shared`, all members; `own`, each member "
+        "has its own; a number n, each group of n neighbouring members (a group stays in one shard, see "
+        "`runtime.shards`)",
     )
     n_step: int = Field(
-        1, ge=1, le=100, description="environment steps that a transition spans, fewer where an episode ends"
+        1, ge=1, le=100, description="environment steps of an n-step return; fewer where an episode ends before"
     )
     updates: Literal["pooled"] | Annotated[int, Field(ge=1, le=64)] = Field(
         1,
-        description="updates that a member takes at once, every `learn_step`; `pooled`: one for each member that lives "
-        "and fills the shared memory, so that learning follows the steps of all",
+        description="number of updates that a member makes every `learn_step` environment steps; `pooled`: as many as "
+        "there are members that train now, because all of them fill the shared replay buffer",
     )
     evaluation: bool = Field(
-        False, description="whether what members do in evaluation episodes goes into the memory too; single agents only"
+        False, description="whether evaluation episodes go into the replay buffer too; single agents only"
     )
     prioritised: bool = Field(
-        False, description="sample what surprised most (Schaul et al., 2016), every member by its own priorities"
+        False,
+        description="whether transitions with a large TD error are sampled more often (Schaul et al., 2016); every "
+        "member has its own priorities",
     )
-    alpha: float = Field(0.6, ge=0, le=1, description="how much priorities count: 0 is uniform")
+    alpha: float = Field(
+        0.6, ge=0, le=1, description="exponent α of priorities: 0 samples uniformly, 1 in proportion to the TD error"
+    )
     beta: float = Field(
-        0.4, ge=0, le=1, description="how much importance weights correct for that at the start; 1 at the end"
+        0.4, ge=0, le=1, description="exponent β of importance-sampling weights at the start; it rises to 1 at the end"
     )
 
     def at_once(self, living: int) -> int:
@@ -413,78 +446,104 @@ class ReplayConfig(Schema):
 
 
 class TrainConfig(Schema):
-    """Settings of the training. Steps are environment steps of *each member*; offline, they are steps of learning from
-    the dataset."""
+    """Settings of the training. Steps are environment steps of *each member*; with `mode: offline`, they are steps of
+    learning from the dataset. On-policy algorithms are always online, and use neither `learning_delay`, `warm_start`
+    nor `replay`."""
 
-    algo: str = Field("dqn", description="which algorithm: a block of `algos`")
+    algo: str = Field("dqn", description="name of the algorithm, whose hyper-parameters are in its block of `algos`")
     mode: Literal["online", "offline"] = Field(
         "online",
-        description="`online`: act in the environment and learn; `offline`: learn from the dataset alone, all of it, "
-        "without `learning_delay`, `warm_start`, `replay.capacity` and `replay.sharing`. An on-policy algorithm is "
-        "online, and goes without all of these and the rest of `replay`",
+        description="`online`: members learn from their own steps in the environment; `offline`: from the whole "
+        "dataset alone (off-policy algorithms only; `learning_delay`, `warm_start`, `replay.capacity` and "
+        "`replay.sharing` have no effect)",
     )
-    max_steps: int = Field(130_000, ge=1, le=10**12, description="environment steps of each member")
-    evo_steps: int = Field(5_000, ge=1, le=10**12, description="environment steps of each member between evolutions")
-    learning_delay: int = Field(1_000, ge=0, le=10**12, description="environment steps of each member before it learns")
+    max_steps: int = Field(
+        130_000, ge=1, le=10**12, description="environment steps of each member in the whole training"
+    )
+    evo_steps: int = Field(5_000, ge=1, le=10**12, description="environment steps of each member in one generation")
+    learning_delay: int = Field(
+        1_000, ge=0, le=10**12, description="environment steps of each member before its first update"
+    )
     warm_start: int = Field(
         20_000,
         ge=0,
         le=10**9,
-        description="dataset transitions put into the replay first, all where there are fewer; 0: pure online",
+        description="number of transitions of the dataset that are in the replay buffer at the start, or all if the "
+        "dataset has fewer; 0: none, the buffer starts empty",
     )
-    eval_episodes: int = Field(16, ge=1, le=10**5, description="evaluation episodes of each member per generation")
-    eval_steps: int | None = Field(None, ge=1, description="step cap of an evaluation episode; null: until it ends")
+    eval_episodes: int = Field(16, ge=1, le=10**5, description="evaluation episodes of each member in each generation")
+    eval_steps: int | None = Field(
+        None, ge=1, description="environment steps after which an evaluation episode is cut; null: never"
+    )
     evaluation: Literal["full", "race"] = Field(
-        "full", description="`full`: everyone plays all episodes; `race`: until its rank decides nothing any more"
+        "full",
+        description="`full`: every member plays all evaluation episodes; `race`: a member stops once its rank is clear "
+        "enough to select",
     )
     target: float | Literal["auto"] | None = Field(
-        "auto", description="score that ends training early; `auto`: the environment's reward threshold; null: never"
+        "auto", description="mean return at which training ends early; `auto`: the environment's threshold; null: none"
     )
     confirm_episodes: int = Field(
-        100, ge=2, le=10**5, description="episodes that confirm a new best member that clears the target"
+        100,
+        ge=2,
+        le=10**5,
+        description="evaluation episodes that score a new best member again if its fitness reaches `target`",
     )
     confirmation: Literal["full", "sequential"] = Field(
-        "full", description="`full`: all these episodes; `sequential`: until it is clear how they will end"
+        "full",
+        description="`full`: a confirmation plays all `confirm_episodes`; `sequential`: it stops when its outcome is "
+        "clear",
     )
     lowest_score: float | None = Field(
         None,
-        description="a score below which no episode can fall; without it a sequential confirmation ends early only if "
-        "it fails",
+        description="return that no episode can fall below, by which `confirmation: sequential` knows early that the "
+        "target is reached; null: unknown, and it ends early only if the target is missed",
     )
-    target_sigmas: float = Field(2.0, ge=0.0, description="standard errors by which the confirmed mean must clear it")
+    target_sigmas: float = Field(
+        2.0, ge=0.0, description="standard errors by which a confirmed mean return must exceed `target`"
+    )
     normalise: NormaliseConfig = Field(default_factory=NormaliseConfig)
     replay: ReplayConfig = Field(default_factory=ReplayConfig)
 
 
 class TournamentConfig(Schema):
-    """Settings of tournament selection (Miller & Goldberg, 1995)."""
+    """Settings of tournament selection (Miller & Goldberg, 1995), by which a generation's parents are chosen."""
 
     size: int = Field(
         2,
         ge=0,
         le=4096,
-        description="members drawn, with replacement, for each tournament; 0: none, healthy members go on",
+        description="number of members that are drawn, with replacement, for each tournament, which the fittest of "
+        "them wins; 0: no tournaments, every healthy member continues",
     )
-    elitism: bool = Field(True, description="the fittest member always survives, in slot 0")
-    window: int = Field(1, ge=1, le=10**4, description="fitness is the mean of a member's last so many evaluations")
+    elitism: bool = Field(True, description="whether the fittest member always survives, in slot 0 of the population")
+    window: int = Field(1, ge=1, le=10**4, description="latest evaluations whose mean is a member's fitness")
 
 
 class ArchitectureBounds(Schema):
     """Bounds that mutated architectures must keep, and the step sizes of their mutations."""
 
     min_layers: int = Field(1, ge=0, le=8, description="fewest hidden layers of the encoder; the head may have none")
-    max_layers: int = Field(3, ge=1, le=8, description="most hidden layers of encoder and of head")
+    max_layers: int = Field(3, ge=1, le=8, description="most hidden layers of the encoder, and of the head")
     min_nodes: int = Field(32, ge=1, le=4096, description="fewest units of a hidden layer")
     max_nodes: int = Field(256, ge=1, le=4096, description="most units of a hidden layer")
-    min_latent: int = Field(16, ge=1, le=4096, description="narrowest latent")
-    max_latent: int = Field(256, ge=1, le=4096, description="widest latent")
-    node_steps: _Steps = Field((16, 32, 64), description="units added or removed")
-    latent_steps: _Steps = Field((8, 16, 32), description="latent width added or removed")
+    min_latent: int = Field(16, ge=1, le=4096, description="smallest width of the latent")
+    max_latent: int = Field(256, ge=1, le=4096, description="largest width of the latent")
+    node_steps: _Steps = Field(
+        (16, 32, 64), description="numbers of units that a mutation adds or removes, one drawn each time"
+    )
+    latent_steps: _Steps = Field(
+        (8, 16, 32), description="widths that a mutation adds to the latent or removes, one drawn each time"
+    )
     min_channels: int = Field(8, ge=1, le=1024, description="fewest channels of a convolution")
     max_channels: int = Field(64, ge=1, le=1024, description="most channels of a convolution")
-    channel_steps: _Steps = Field((8, 16), description="channels added or removed")
-    min_kernel: int = Field(2, ge=1, le=31, description="smallest kernel; kernels change by 2")
-    max_kernel: int = Field(7, ge=1, le=31, description="largest kernel")
+    channel_steps: _Steps = Field(
+        (8, 16), description="numbers of channels that a mutation adds or removes, one drawn each time"
+    )
+    min_kernel: int = Field(
+        2, ge=1, le=31, description="smallest side of a kernel, in pixels; a mutation changes it by 2"
+    )
+    max_kernel: int = Field(7, ge=1, le=31, description="largest side of a kernel, in pixels")
 
     _ordered = ordered("layers", "nodes", "latent", "channels", "kernel")
 
@@ -493,19 +552,20 @@ class MutationConfig(Schema):
     """Settings of the mutation of children after selection."""
 
     class Probabilities(Schema):
-        """Relative weights of the kinds of mutation; they need not sum to 1. Kinds that other packages provide (entry
-        points `evopipe.mutations`) may be added by their names."""
+        """Relative weights of the kinds of mutation; they need not sum to 1.
+        Kinds that other packages provide (entry points `evopipe.mutations`) may be added by their names."""
 
         model_config = ConfigDict(extra="allow")
         __pydantic_extra__: dict[str, _Weight]
 
-        none: _Weight = Field(0.4, description="child equals parent")
+        none: _Weight = Field(0.4, description="weight of no mutation: the child equals its parent")
         architecture: _Weight = Field(
-            0.2, description="add or remove a layer, nodes, latent width, or channels; change a kernel"
+            0.2,
+            description="weight of adding or removing a layer, units, latent width or channels, or changing a kernel",
         )
-        parameters: _Weight = Field(0.2, description="Gaussian noise on some weights")
-        activation: _Weight = Field(0.2, description="another activation function")
-        rl_hp: _Weight = Field(0.2, description="one RL hyper-parameter grows or shrinks")
+        parameters: _Weight = Field(0.2, description="weight of Gaussian noise on some of the network's weights")
+        activation: _Weight = Field(0.2, description="weight of another activation function")
+        rl_hp: _Weight = Field(0.2, description="weight of a change of one hyper-parameter in `evolve`")
 
         @classmethod
         def unknown_keys(cls, names: list[str]) -> list[Problem]:
@@ -526,68 +586,80 @@ class MutationConfig(Schema):
         _some_mass = model_validator(mode="after")(some_mass)
 
     probabilities: Probabilities = Field(default_factory=Probabilities)
-    new_layer_prob: float = Field(0.2, ge=0.0, le=1.0, description="share of layer changes in architecture mutations")
-    sd: float = Field(0.1, ge=0.0, le=10.0, description="standard deviation of parameter noise, relative to the weight")
-    activations: _Names[Activation] = Field(
-        ("ReLU", "ELU", "GELU"), min_length=1, description="what the activation mutation chooses from"
+    new_layer_prob: float = Field(
+        0.2, ge=0.0, le=1.0, description="probability that an architecture mutation changes layers, not widths"
     )
-    mutate_elite: bool = Field(False, description="whether the elite's own copy in slot 0 mutates too")
-    before_training: bool = Field(False, description="mutate every initial member once (kind `none` excluded)")
+    sd: float = Field(
+        0.1, ge=0.0, le=10.0, description="standard deviation of parameter noise, relative to each weight"
+    )
+    activations: _Names[Activation] = Field(
+        ("ReLU", "ELU", "GELU"), min_length=1, description="activation functions that an activation mutation draws from"
+    )
+    mutate_elite: bool = Field(False, description="whether the fittest member in slot 0 is mutated too")
+    before_training: bool = Field(
+        False, description="whether each initial member is mutated once, by any kind but `none`"
+    )
     architecture: ArchitectureBounds = Field(default_factory=ArchitectureBounds)
 
 
 class RuntimeConfig(Schema):
     """Settings of where and how a run computes: device, threads, kernels, processes, checkpoints."""
 
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="`auto`: CUDA where present, else CPU")
-    threads: int = Field(1, ge=1, le=256, description="torch threads; tracked, for it changes results in the last bits")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="device of networks; `auto`: CUDA if present, else the CPU"
+    )
+    threads: int = Field(1, ge=1, le=256, description="number of torch's threads; it changes the last bits of results")
     cohorts: Literal["merged", "exact"] = Field(
-        "merged", description="`merged`: unlike members may share a padded batch; `exact`: only like members do"
+        "merged",
+        description="`merged`: members of unlike architecture may share a padded batch; `exact`: only members of equal "
+        "architecture",
     )
     compile: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="`auto`: CUDA graphs on a GPU, nothing on the CPU; `on`: `torch.compile` as well, which changes "
-        "the last bits of results; `off`: neither",
+        description="compilation of updates: `auto`, CUDA graphs on a GPU and nothing on the CPU; `on`, "
+        "`torch.compile` as well, which changes the last bits of results; `off`, neither",
     )
     kernels: Literal["auto", "native", "portable", "torch"] = Field(
         "auto",
-        description="what computes networks on the CPU: `native`, kernels that a C compiler makes for this processor: "
-        "faster, and other last bits than those of `torch`; `portable`: the same, made for AVX2; `auto`: native where "
-        "there is a compiler",
+        description="implementation of networks on the CPU: `torch`; `native`, C kernels compiled for this processor, "
+        "which are faster and give other last bits than `torch`; `portable`, these kernels compiled for any processor "
+        "with AVX2; `auto`, `native` if they can be compiled, else `torch`",
     )
     env_workers: _Processes | Literal["auto"] = Field(
         "auto",
-        description="processes that step environments; `auto`: by CPUs and environments; 0: none, the trainer steps "
-        "them itself; changes no result",
+        description="number of processes that step environments; `auto`: by the numbers of CPUs and environments; 0: "
+        "the training process steps them itself. Changes no result",
     )
     learners: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = Field(
         "auto",
-        description="processes, or threads, that divide the members' learning on the CPU; `auto`: by CPUs, members and "
-        "work; 1: the trainer alone, as wherever `threads` is more than 1; changes no result",
+        description="number of processes or threads among which members' updates are divided on the CPU; `auto`: by "
+        "the numbers of CPUs and members, and the work; 1: no division, which `threads` above 1 needs. Changes no "
+        "result",
     )
-    checkpoint_seconds: float = Field(30.0, gt=0.0, description="least time between two checkpoints")
+    checkpoint_seconds: float = Field(30.0, gt=0.0, description="least seconds between two checkpoints")
     shards: ShardsConfig = Field(default_factory=ShardsConfig, validate_default=True)
 
 
 class PopulationConfig(Schema):
-    """Settings of the initial population."""
+    """Settings of the initial population, whose members train side by side and evolve."""
 
-    size: int = Field(4, ge=1, le=4096, description="members")
+    size: int = Field(4, ge=1, le=4096, description="number of members")
     start: str | None = Field(
-        None, description="a folder of trained members to begin with in place of fresh ones: a copy of models/trained"
+        None, description="folder of trained members to start from, a copy of `models/trained`; null: random weights"
     )
 
 
 class TrackingConfig(Schema):
     """Settings of the trackers in which runs can be viewed and compared. A local log is always written."""
 
-    backends: _Names[Tracker] = Field(
-        ("mlflow",), description="trackers that runs are brought to; none: the local log only"
-    )
+    backends: _Names[Tracker] = Field(("mlflow",), description="trackers that receive the runs; []: the local log only")
     experiment: _Name | None = Field(
-        None, description="name that gathers runs in the tracker; null: `env.id`, or `language.task`"
+        None, description="name under which trackers group runs; null: `env.id`, or `language.task`"
     )
     register_as: _Name | None = Field(None, description="model name under which MLflow registers the elite; null: none")
     finish_seconds: float = Field(
-        60.0, ge=0.0, le=86_400.0, description="how long a tracker may go on, in the background, after the run"
+        60.0,
+        ge=0.0,
+        le=86_400.0,
+        description="seconds that a tracker may go on sending in the background after the run",
     )

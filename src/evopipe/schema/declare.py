@@ -83,13 +83,13 @@ class Schema(BaseModel):
 
 
 class Evolve(Schema):
-    """Settings for the mutation of one hyper-parameter: it is multiplied by `grow` or `shrink`, then clipped to `[min,
-    max]`."""
+    """Settings for the mutation of one hyper-parameter.
+    A mutation multiplies it by `grow` or `shrink`, then clips it to `[min, max]`."""
 
-    min: float = Field(description="smallest value a mutation may reach")
-    max: float = Field(description="largest value a mutation may reach")
-    grow: float = Field(1.2, gt=1.0, description="factor of a growing mutation")
-    shrink: float = Field(0.8, gt=0.0, lt=1.0, description="factor of a shrinking mutation")
+    min: float = Field(description="smallest value that a mutation may give the hyper-parameter")
+    max: float = Field(description="largest value that a mutation may give the hyper-parameter")
+    grow: float = Field(1.2, gt=1.0, description="factor of a mutation that increases the hyper-parameter")
+    shrink: float = Field(0.8, gt=0.0, lt=1.0, description="factor of a mutation that decreases the hyper-parameter")
 
     @model_validator(mode="after")
     def _ordered(self) -> Evolve:
@@ -120,8 +120,7 @@ def unknown_key(name: str, known: Collection[str]) -> str:
 
 
 def some_mass(block: Any) -> Any:
-    """Check that at least one weight of a block is positive, and return the block; a validator of mutation
-    probabilities.
+    """Check that at least one weight of a block of mutation probabilities is positive, and return the block.
 
     Raises:
         ValueError: all weights are 0.
@@ -142,7 +141,7 @@ def hyper(
         unit: its unit.
         raising: the effect of a higher value.
         evolvable: whether mutation may change the value; the algorithm then reads it as a tensor `[P]`.
-        bounds: bounds of the value, as pydantic's `Field` takes them.
+        bounds: bounds of the value, as pydantic's `Field` takes them, such as `ge=0`.
     """
     extra: dict[str, Any] = {"unit": unit, "raising": raising, "evolvable": evolvable}
     return Field(default, description=doc, json_schema_extra=extra, **bounds)

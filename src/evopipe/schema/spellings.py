@@ -80,8 +80,8 @@ _OURS: dict[str, tuple[str, ...]] = {
 
 
 def here(word: str, known: Container[str]) -> str:
-    """Return the end of an error message about the unknown key `word`: what this parameter of another library is called
-    in evopipe.
+    """Return the end of an error message about the unknown key `word`: evopipe's name for this
+    parameter of another library.
 
     `known` are the keys of the block in which the word was found; only these and dotted keys of other blocks are
     suggested. The result is empty if there is none.

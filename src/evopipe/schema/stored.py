@@ -145,11 +145,12 @@ class StoredSpaces(_Stored):
     Attributes:
         observations: the number of values in an observation.
         observation: the arrays of a nested observation; null for a plain vector.
-        actions: the number of discrete actions, summed over the entries of an action; or of a Box's dimensions.
+        actions: the number of discrete actions (summed over entries, if an action has several), or of a Box's values.
         action_start: the smallest action of a Discrete space.
         action_kind: `multidiscrete` or `multibinary` if an action has several discrete entries; null for other spaces.
         action_shape: the shape of the environment's own action.
-        action_choices, action_starts: the number of values of each such entry, and its smallest value.
+        action_choices, action_starts: for actions with several discrete entries, the number of values of each entry,
+            and its smallest value.
         action_low, action_high: the bounds of a Box; null for other spaces.
     """
 

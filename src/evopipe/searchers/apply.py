@@ -1,4 +1,4 @@
-"""Selection carried out: select → clone → mutate, in this order, for every strategy. Pure functions."""
+"""The next generation, made from a strategy's decisions: select → clone → mutate. Pure functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a search strategy is asked, and what it answers.
+"""The interface of search strategies: what a run asks a strategy, and what the strategy answers.
 
 A run asks its searcher who lives next (`plan`), lets these members live, scores them, and asks what becomes of every
 slot (`step`). A searcher reads the history of the run and nothing else: it sees no tensor and no
@@ -37,7 +37,7 @@ Draw: TypeAlias = "Callable[[], np.random.Generator]"
 class Bound:
     """The range of a searched hyper-parameter, from `low` to `high`.
 
-    With `log`, draws are uniform in the value's logarithm; with `whole`, values are whole numbers.
+    If `log` is True, draws are uniform in the value's logarithm. If `whole` is True, values are whole numbers.
     """
 
     low: float
@@ -222,8 +222,8 @@ class Searcher(Protocol):
 
         Args:
             history: the run so far.
-            draw: a function without arguments. Each call returns a fresh random generator that makes the same draws.
-                The method `step` gets the same draws at the end of the planned generation.
+            draw: a function without arguments. Each call returns a new random generator with the same initial state.
+                The method `step` gets generators with this state, too, at the end of the planned generation.
         """
 
     def step(self, history: History, draw: Draw) -> Sequence[Fate] | None:
@@ -233,8 +233,8 @@ class Searcher(Protocol):
 
         Args:
             history: the run so far, including that generation.
-            draw: a function without arguments. Each call returns a fresh random generator that makes the same draws,
-                which depend on the generation.
+            draw: a function without arguments. Each call returns a new random generator with the same initial state.
+                Each generation has another initial state.
         """
 
     def state(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Growth on demand: one member lives at a time, and another is begun when those that are there promise too little.
+"""Growth on demand: one member trains at a time, and a new one begins if the present ones promise too little.
 
 A decision is made after every slice. By turns the next slice goes
 
@@ -38,14 +38,20 @@ class Config(Schema):
     """Settings of the strategy `growth`: one member trains at a time, and new trials begin on demand."""
 
     slice: int | None = Field(
-        None, ge=1, le=10**12, description="environment steps of a slice, after which is decided; null: train.evo_steps"
+        None,
+        ge=1,
+        le=10**12,
+        description="environment steps of a slice (training between two decisions); null: `train.evo_steps`",
     )
-    window: int = Field(3, ge=1, le=10**4, description="slices whose mean gain a trial is projected by")
+    window: int = Field(
+        3, ge=1, le=10**4, description="latest slices whose mean gain in score predicts a trial's next gains"
+    )
     factor: float = Field(
         1.5,
         gt=1.0,
         le=100.0,
-        description="a child's values are its parent's times or over this, by even chances, within the space",
+        description="factor by which a child's hyper-parameter is its parent's multiplied or divided, with equal "
+        "probability, within its range",
     )
 
 
@@ -57,10 +63,10 @@ def problems(config: Config, about: About) -> Iterator[Problem]:
 
 
 class Search:
-    """The strategy `growth`: one member trains at a time, and a new trial begins when no present member promises to
-    reach the target soon.
+    """The strategy `growth`: one member trains at a time, and new trials begin on demand.
 
-    It implements `contract.Searcher`; the rules are in the module's docstring.
+    A new trial begins if no present member promises to reach the target soon. The class implements
+    `contract.Searcher`; the rules are in the module's docstring.
 
     Args:
         config: the strategy's settings.

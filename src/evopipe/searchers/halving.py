@@ -1,5 +1,7 @@
-"""Asynchronous successive halving (ASHA; Li et al., 2020): trials are compared at rungs, budgets that grow by a factor
-η, and the best η-th of a rung goes on to the next. Nobody waits for a rung to be full.
+"""Asynchronous successive halving (ASHA; Li et al., 2020): the best trials at each rung train on.
+
+Rungs are numbers of steps that grow by a factor η; the best 1/η of the trials at a rung go on to the next. No trial
+waits for a rung to be full.
 
 Whoever may live next is Algorithm 2 of the paper: from the highest rung down, the best trial that is among the best
 ⌊n / η⌋ of the n that have reached a rung and that was not promoted yet; where there is none, a new trial. A trial that
@@ -26,15 +28,19 @@ RENEWS, PAUSES, DRAWS = True, True, True
 class Config(Schema):
     """Settings of the strategy `halving`, asynchronous successive halving (ASHA; Li et al., 2020)."""
 
-    eta: int = Field(3, ge=2, le=100, description="η: one in so many trials of a rung goes on to the next")
+    eta: int = Field(
+        3, ge=2, le=100, description="η: the best 1/η of a rung's trials go on to the next rung, at η times the steps"
+    )
     rung: int | None = Field(
         None,
         ge=1,
         le=10**12,
-        description="environment steps of the first rung; null: `train.max_steps` / η^k, k as large as leaves a "
-        "`train.evo_steps`",
+        description="environment steps at which trials are compared first; null: `train.max_steps` / η^k, with the "
+        "largest k that leaves a `train.evo_steps`",
     )
-    width: int = Field(1, ge=1, le=4096, description="members that live at once, at most `population.size`")
+    width: int = Field(
+        1, ge=1, le=4096, description="members that train at a time, at most `population.size`; others wait"
+    )
 
 
 def problems(config: Config, about: About) -> Iterator[Problem]:
@@ -90,7 +96,10 @@ class Search:
         self.active = list(state["active"])
 
     def plan(self, history: History, draw: Draw) -> Plan:
-        """Plan one generation of training for the members that are on their way to their next rung."""
+        """Plan one generation of training for the members that now train towards their next rung.
+
+        A rung is a number of environment steps at which trials are compared.
+        """
         return Plan(tuple(self.active), self.about.generation)
 
     def step(self, history: History, draw: Draw) -> list[Fate]:

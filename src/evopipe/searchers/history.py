@@ -187,9 +187,10 @@ class Origin:
 
 
 def origins(records: Iterable[Record]) -> Iterator[tuple[Record, dict[int, Origin]]]:
-    """Yield each record after the first, with the origins of its scored members by slot.
+    """Yield each record after the first, and with it the `Origin` of each member that was scored, by slot.
 
-    A member that waited after its birth has the mutation and the parent that were recorded at its birth.
+    A member may wait for some generations after its birth before it is first scored. Its origin has the mutation and
+    the parent that were recorded at its birth.
     """
     last: dict[int | None, tuple[int, int] | None] = {}  # by slot: where its member, or an ancestor, was last scored
     seen: dict[int, tuple[int, int]] = {}  # by id
@@ -236,7 +237,7 @@ def schedule(records: Iterable[Record], member: int, generation: int) -> Schedul
     `records` is the complete lineage.
 
     Raises:
-        LookupError: the records lack the member's score, an ancestor's birth, or a beginning at step 0.
+        LookupError: the records lack the member's score or an ancestor's birth, or do not begin at step 0.
     """
     lived: dict[int | None, int] = {}  # steps by id
     births: dict[int | None, tuple[int, Born]] = {}  # at which step of a life, by id

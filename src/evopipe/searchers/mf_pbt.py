@@ -1,5 +1,7 @@
-"""MF-PBT, multiple-frequencies population based training (Doulazmi et al., 2025): sub-populations evolve every δ
-generations, each by a δ of its own, so that one that evolves often is quick and one that evolves seldom is not greedy.
+"""Multiple-frequencies population based training (MF-PBT; Doulazmi et al., 2025).
+
+Sub-populations evolve every δ generations, each with a δ of its own: one that evolves often is quick, and one that
+evolves seldom is not greedy.
 
 When a sub-population evolves, its members are ranked and divided into quarters. The last quarter become copies of the
 first, rank by rank, and explore as in `pbt`, without resampling. The third quarter takes in migrants, the best members
@@ -50,11 +52,13 @@ class Config(Schema):
         (1, 4),
         min_length=1,
         max_length=64,
-        description="of each sub-population after how many generations it evolves, in ascending order; each has its "
-        "share of `population.size`, at least 4 members",
+        description="generations between two evolutions of each sub-population, ascending; each number stands for one "
+        "sub-population, an equal share of `population.size`, at least 4 members",
     )
-    grow: float = Field(1.25, gt=1.0, le=100.0, description="the one factor by which a hyper-parameter is multiplied")
-    shrink: float = Field(0.8, gt=0.0, lt=1.0, description="the other, as likely")
+    grow: float = Field(
+        1.25, gt=1.0, le=100.0, description="factor that increases a copy's hyper-parameter, as likely as `shrink`"
+    )
+    shrink: float = Field(0.8, gt=0.0, lt=1.0, description="factor that decreases a copy's hyper-parameter")
 
 
 def problems(config: Config, about: About) -> Iterator[Problem]:

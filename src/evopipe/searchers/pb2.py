@@ -1,5 +1,6 @@
-"""PB2, population-based bandits (Parker-Holder et al., 2020): population based training whose copies do not explore at
-random but where a Gaussian process promises the largest gain.
+"""Population-based bandits (PB2; Parker-Holder et al., 2020): PBT whose copies explore by a Gaussian process.
+
+A copy of a member gets the hyper-parameters for which the process promises the largest gain, not random ones.
 
 The worst 20 % copy one of the best 20 %, as in `pbt`. The values x of a copy are those with the highest upper
 confidence bound μ(x, t) + √β σ(x, t) for the generation t to come. The process is fitted to all changes of a score from
@@ -43,7 +44,7 @@ class Config(Truncation):
     """Settings of the strategy `pb2`, population-based bandits (Parker-Holder et al., 2020)."""
 
     window: int = Field(
-        200, ge=2, le=10**4, description="changes of scores that the Gaussian process is fitted to, the latest"
+        200, ge=2, le=10**4, description="number of the latest changes in score to which the Gaussian process is fitted"
     )
 
 
@@ -157,16 +158,17 @@ def _quiet() -> Iterator[None]:
 
 
 class Bandit:
-    """A Gaussian process that chooses points of the unit cube `[0, 1]^D` for one generation, by upper confidence
-    bounds.
+    """A Gaussian process that chooses points of the unit cube `[0, 1]^D` by upper confidence bounds.
+
+    It serves for one generation. A point stands for the D hyper-parameters of a member.
 
     Args:
         points: `[N, D + 1]`, points with known gains; the last column is the time.
         gains: `[N]`, the change of the score at each point.
         time: the generation for which points are chosen.
-        here: the points `[D]` of the members that keep their hyper-parameters in this generation.
-        kernel: the covariance function, which is used as it is. With None it is the result of `covariance()`, and its
-            values are fitted to the points.
+        here: a point `[D]` for each member that keeps its hyper-parameters in this generation.
+        kernel: the covariance function, whose parameters are not fitted. If None, the function is `covariance()`, and
+            its parameters are fitted to the points.
     """
 
     def __init__(
@@ -218,8 +220,9 @@ class Bandit:
     def bound(self, points: np.ndarray, certain: Any) -> np.ndarray:
         """Return the upper confidence bounds μ + √β σ of points `[n, D]`, as `[n]`.
 
-        The fitted process gives the mean μ. `certain`, a second Gaussian process of scikit-learn, gives the deviation
-        σ; it also knows the points at which members will train in this generation.
+        The mean μ is that of the process fitted to the known gains. The deviation σ is that of `certain`, a second
+        Gaussian process of scikit-learn. It is also fitted to the points at which members will train in this generation
+        (the attribute `here`), so σ is small near them.
         """
         timed = np.column_stack([points, np.full(len(points), float(self.time))])
         noise = certain.kernel_.k2.noise_level  # of a score, not of the function

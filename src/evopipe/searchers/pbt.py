@@ -1,5 +1,6 @@
-"""Population based training (Jaderberg et al., 2017): all members live; after each generation the worst take over the
-weights and hyper-parameters of the best, and explore from there.
+"""Population based training (PBT; Jaderberg et al., 2017): after each generation, the worst members copy the best.
+
+All members train all the time. A copy takes over weights and hyper-parameters, and explores from there.
 
 *Exploit* is truncation selection: a member of the worst 20 % copies one drawn uniformly from the best 20 %. *Explore*
 resamples each hyper-parameter from the space that the first values were drawn from, or multiplies it by 1.2 or 0.8.
@@ -30,7 +31,11 @@ class Truncation(Schema):
     """Settings of truncation selection, in which the worst members copy the best."""
 
     fraction: float = Field(
-        0.2, gt=0.0, le=0.5, description="share of the members, at least one, that copy one of the best of this share"
+        0.2,
+        gt=0.0,
+        le=0.5,
+        description="share of the members, at least one, that is replaced in each generation by copies of equally many "
+        "of the best",
     )
 
 
@@ -39,14 +44,16 @@ class Config(Truncation):
 
     explore: Literal["values", "mutation"] = Field(
         "values",
-        description="how a copy differs: `values`, as in the paper, of every searched hyper-parameter; or `mutation`, "
-        "what `evolution.mutation` draws, architecture included",
+        description="change of a copied member: `values`, each searched hyper-parameter is resampled, or multiplied by "
+        "`grow` or `shrink`, as in the paper; `mutation`, a mutation by the settings `evolution.mutation`",
     )
     resample: float = Field(
-        0.25, ge=0.0, le=1.0, description="chance of a hyper-parameter to be drawn anew from its range, not multiplied"
+        0.25, ge=0.0, le=1.0, description="probability that a copy's hyper-parameter is drawn anew, not multiplied"
     )
-    grow: float = Field(1.2, gt=1.0, le=100.0, description="the one factor by which a hyper-parameter is multiplied")
-    shrink: float = Field(0.8, gt=0.0, lt=1.0, description="the other, as likely")
+    grow: float = Field(
+        1.2, gt=1.0, le=100.0, description="factor that increases a copy's hyper-parameter, as likely as `shrink`"
+    )
+    shrink: float = Field(0.8, gt=0.0, lt=1.0, description="factor that decreases a copy's hyper-parameter")
 
 
 class Search(Stateless):

@@ -113,7 +113,7 @@ def _around(centre: float, u: float) -> float:
 def drawn_values(
     proposer: str, space: Mapping[str, Bound], configured: Mapping[str, float], number: int, draw: np.random.Generator
 ) -> dict[str, float]:  # fmt: skip
-    """Draw the hyper-parameters of one of the run's trials.
+    """Draw the searched hyper-parameters of one trial, and return them by name.
 
     Args:
         proposer: `search.proposer`. For `prior`, trials with odd numbers have values around the configured ones; all

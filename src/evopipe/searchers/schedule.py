@@ -1,4 +1,4 @@
-"""A schedule: nothing is searched; hyper-parameters take given values at given steps.
+"""A schedule, which searches nothing: hyper-parameters take given values at given steps.
 
 It is how `evopipe replay` trains an elite's schedule of values from scratch: what a search found should be as good
 again with other seeds (as the schedules of Jaderberg et al., 2017, were retrained in figure 5).
@@ -21,19 +21,21 @@ RENEWS = PAUSES = DRAWS = False
 
 
 class ScheduledValues(Schema):
-    """Values of hyper-parameters that apply from a step of training on."""
+    """One change of hyper-parameters in a schedule: their values from a step of training on."""
 
-    steps: int = Field(ge=1, le=10**12, description="environment steps of a member's life")
-    values: dict[str, int | float] = Field(description="hyper-parameters by name")
+    steps: int = Field(ge=1, le=10**12, description="environment steps of a member after which the values apply")
+    values: dict[str, int | float] = Field(description="new values of hyper-parameters, by name")
 
 
 class Config(Schema):
     """Settings of the strategy `schedule`: changes of hyper-parameters at known steps. All other values stay as
     configured."""
 
-    changes: tuple[ScheduledValues, ...] = Field((), strict=False, description="in the order of their steps")
+    changes: tuple[ScheduledValues, ...] = Field(
+        (), strict=False, description="changes of hyper-parameters, in the order of their steps"
+    )
     steps: int | None = Field(
-        None, ge=1, le=10**12, description="environment steps after which a life ends; null: `train.max_steps`"
+        None, ge=1, le=10**12, description="environment steps that a member trains in all; null: `train.max_steps`"
     )
 
 

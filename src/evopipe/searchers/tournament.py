@@ -1,5 +1,7 @@
-"""Tournament selection with elitism (Miller & Goldberg, 1995): a slot's parent is the fittest of some members drawn at
-random; the fittest of all survives in slot 0. All members live all the time.
+"""Tournament selection with elitism (Miller & Goldberg, 1995).
+
+A slot's parent is the fittest of some members drawn at random; the fittest of all survives in slot 0. All members
+train all the time.
 
 Paper: https://content.wolfram.com/sites/13/2018/02/09-3-2.pdf
 """
@@ -22,8 +24,7 @@ RENEWS = PAUSES = DRAWS = False
 
 
 class Search(Stateless):
-    """The strategy `tournament`: each slot's parent is the fittest of some members drawn at random, and children are
-    mutated.
+    """The strategy `tournament`: each slot gets a mutated child of the fittest of some members drawn at random.
 
     It implements `contract.Searcher`.
 
@@ -72,13 +73,15 @@ class Selection:
 def fates(
     cfg: TournamentConfig, fitness: np.ndarray, rng: np.random.Generator, mutate_elite: bool
 ) -> list[Fate] | None:
-    """Return the decision for each slot by tournament selection; None if no fitness is finite.
+    """Return the decision which member each slot (place in the population) gets next, by tournament selection.
+
+    The result is None if no fitness is finite. With elitism, slot 0 gets the fittest member.
 
     Args:
         cfg: the settings of the tournament.
         fitness: `[P]`, the members' fitness.
         rng: the random generator.
-        mutate_elite: whether the fittest member, which slot 0 gets with elitism, is mutated too.
+        mutate_elite: whether the fittest member in slot 0 is mutated too. Without elitism this has no effect.
     """
     selected = tournament(cfg, fitness, rng)
     if selected.elite is None:

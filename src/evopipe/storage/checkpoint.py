@@ -31,8 +31,9 @@ class _Loaded:
 
 
 class CheckpointStore:
-    """A folder with the checkpoints of one run. Only one process may use the folder at a time: hold a `RunLock`
-    meanwhile. The folder is made by the first save."""
+    """A folder with the checkpoints of one run; the first save makes the folder.
+
+    Only one process may use the folder at a time: hold a `RunLock` meanwhile."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -81,7 +81,7 @@ def read(
 
     Args:
         folder: the folder.
-        wanted: the values that `about` must have, by key; they are what params.yaml says now.
+        wanted: the values that `about` must have, by key: those of the present params.yaml.
         remedy: the end of error messages, which says what the user should do.
         check: a function that returns a fault of the members as text, or None if there is none.
 

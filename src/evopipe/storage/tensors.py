@@ -1,5 +1,6 @@
-"""Tensors in the safetensors format, and arrays in NumPy's. Neither has a checksum: publish them in a folder
-(`storage/folders.py`).
+"""Tensors in the safetensors format, and arrays in NumPy's.
+
+Neither format has a checksum: publish such files in a folder (`storage/folders.py`).
 
 torch is not imported before a tensor is dumped or loaded.
 """

@@ -42,8 +42,8 @@ class Start:
         max_steps: environment steps of each member, in total.
         resumed_step: environment steps of each member at which a saved run continues; None for a new run.
         resumed_env_steps: the population's training steps until then; None for a new run.
-        budget: steps of the population, of training and evaluation, that end the run earlier; None if there is no
-            budget.
+        budget: the most steps that the population may take, in training and evaluation together. The run ends early
+            when they are spent. None if there is no budget.
     """
 
     stage: str

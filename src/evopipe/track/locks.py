@@ -78,7 +78,7 @@ class Locked:
         Args:
             tree: one of DVC's file systems, which contains the lock file.
             lock: the path of the lock file in `tree`.
-            about: the attributes that the lock file does not tell, such as `where`, `time` and `cache`.
+            about: the attributes of the result that are not in the lock file, such as `where`, `time` and `cache`.
         """
 
         def read(name: str) -> bytes:

@@ -71,11 +71,11 @@ class TrackedRun:
         generations: pairs (time, event) for each generation, in order.
         ended: the time and the reason of the end; None if the run did not end by itself.
         files: copies of the files that the run has written so far, by name.
-        transitions: the hash of `data/transitions.h5`; None if there is none.
-        experiment: the name of the DVC experiment; None if it is none.
+        transitions: the hash of `data/transitions.h5`; None if there is no such file.
+        experiment: the name of the DVC experiment; None if the run is not a DVC experiment.
         revision: the git commit; None if it is not known.
         version: the version of evopipe; None if it is not known.
-        replace: whether `files` replace other copies that a tracker has; False if the tracker's may be newer.
+        replace: whether `files` replace the copies that a tracker already has; False if those may be newer.
     """
 
     key: str  # its name among all trainings: 32 hex digits, or `dvc-` and those of its outcome
@@ -222,11 +222,15 @@ class TrainingRecord:
             write_json(self.folder / _ABOUT, {**about, "result": None, "files": {}})
 
     def keep(self, work: Path, names: Iterable[str], ended: bool = False) -> bool:
-        """Copy the files `names` of the pipeline from the folder `work` into the record, so that later runs cannot
-        overwrite them.
+        """Copy files of the pipeline into the record, where later runs cannot overwrite them; return whether anything
+        was new.
 
-        Files that do not exist or have not changed are skipped. If training has just `ended`, the hash of its result is
-        recorded too. The result is True if anything was new.
+        Files that do not exist or have not changed are skipped.
+
+        Args:
+            work: the pipeline's folder.
+            names: the names of the files, which are keys of `FILES`.
+            ended: whether the training has just ended; then the hash of its result is recorded too.
         """
         about = self._about()
         new = {**about, "files": {**about["files"]}}

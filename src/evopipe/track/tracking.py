@@ -73,9 +73,9 @@ def _outbox(tracked: Tracked, state: Path, folder: Path, name: str | None) -> Ou
 
 
 def finish(config: TrackingConfig, state: Path, folder: Path) -> None:
-    """Copy the results of a finished training from `folder` into its record in the folder `state`.
+    """Copy the results of a finished training from `folder` into the training's record, the folder `state`.
 
-    `config` is the block `tracking` of the parameters; without trackers nothing is copied.
+    `config` is the block `tracking` of the parameters. If it names no tracker, nothing is copied.
     """
     if _wanted(config):
         with _warning():

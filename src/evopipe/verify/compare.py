@@ -65,11 +65,12 @@ class ComparedOut:
 
 
 def compare(one: Path, two: Path, tolerance: float | None = None) -> list[ComparedOut]:
-    """Compare two folders in which the same pipeline ran; return one row for each out, in the order of the stages.
+    """Compare two folders in which the same pipeline ran; return one row for each DVC out, in the order of the stages.
 
-    With a tolerance, `one` is the folder of the committed run, in which outs may be unavailable. Outs that depend on
-    training may then differ. The elite's score may differ by this share of the committed score, and by more if both 95
-    % intervals overlap.
+    Without a tolerance, all outs must be equal, except for measured times. With a tolerance, outs that depend on
+    training may also differ, and only the elite's score is judged: it may differ by `tolerance` times the score in
+    `one`, and by more if both 95 % intervals overlap. In this case `one` must be the folder of the committed run, in
+    which outs may be unavailable.
 
     Raises:
         MissingInputError: the score in one of the folders is missing.

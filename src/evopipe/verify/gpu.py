@@ -1,5 +1,4 @@
-"""Checks that a GPU computes what the CPU does, that graphs compute what eager code does, and how much faster graphs
-are.
+"""Checks that a GPU computes what the CPU does, and CUDA graphs what eager code does; measures their speed.
 
 Every algorithm trains in its own regime, with members of different architectures. On the CPU, fixed buffers stand in
 for graphs.
@@ -76,7 +75,9 @@ def check(
     names: Sequence[str], device: torch.device, members: int, repeats: int, tell: Callable[[str], None], envs: int
 ) -> None:
     """Check that algorithms compute the same on a device as on the CPU, and with CUDA graphs as without; measure the
-    speed. On the CPU, fixed buffers take the place of CUDA graphs.
+    speed.
+
+    If the device is the CPU, there are no CUDA graphs; calls with fixed input and output buffers are checked instead.
 
     Args:
         names: the algorithms. If empty, all algorithms are checked; those of language models only if the extra

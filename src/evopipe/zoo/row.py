@@ -142,7 +142,7 @@ class Seed(_Stored):
 
     @property
     def steps(self) -> int:
-        """The population's environment steps until the elite was chosen, of training and evaluation together."""
+        """The population's environment steps until the elite was chosen: training steps plus evaluation steps."""
         return self.training_steps + self.evaluation_steps
 
 
@@ -172,8 +172,9 @@ class Over:
 
 @dataclass(frozen=True)
 class ZooRow:
-    """A row of the zoo: an algorithm trained in one environment with several seeds, whose results are in the
-    repository.
+    """A row of the zoo: an algorithm that was trained in one environment with several seeds.
+
+    The results are in the repository, in the folder `zoo`.
 
     Attributes:
         name: the row's name, such as `ppo-cartpole`.

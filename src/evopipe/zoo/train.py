@@ -42,7 +42,7 @@ def train(rows: Sequence[ZooRow], seeds: Sequence[int], jobs: int | None, tell: 
         warn: a function that is called with warnings.
 
     Raises:
-        MissingInputError: a package that the only row needs is not installed.
+        MissingInputError: there is one row only, and a package that it needs is not installed.
         EvopipeError: rows failed, and the others were trained. The exit code is that of the first failure.
         Interrupted: a signal arrived; finished runs are recorded, and the others saved.
     """

@@ -1,4 +1,4 @@
-"""Whether a row of the zoo can be rebuilt: to the bit, or by its score where another machine or other code computes."""
+"""Verification of a row of the zoo: training again gives equal bits, or an equal score on other machines or code."""
 
 from __future__ import annotations
 
@@ -40,8 +40,10 @@ class Compared:
 
     @property
     def others(self) -> list[str]:
-        """The names of what differs between the runs and can change bits: `code`, and entries of the fingerprint of
-        machine and libraries."""
+        """What differs between the two runs and so may change the bits of the result, by name.
+
+        A name is `code` (evopipe's code), or a key of the fingerprint, which describes machine and libraries.
+        """
         one, two = self.there.fingerprint, self.here.fingerprint
         names = [name for name in sorted({*one, *two} - {"evopipe"}) if one.get(name) != two.get(name)]
         return ["code"] * (self.there.code != self.here.code) + names

@@ -149,6 +149,42 @@ def regime_of(config: dict[str, Any], population: Any = None, tasks: int = 5) ->
     return regime, spec.form(members)
 
 
+def test_a_completion_is_drawn_by_its_own_number_or_by_its_place_in_the_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each counts, also one that has a number of its own."""
+    monkeypatch.setattr("evopipe.agents.engine.back_off", lambda attempt: 0.0)
+    base, drawn, attempts = words.base(), [], []
+
+    def decode(wave: Any) -> list[Reply]:
+        drawn.append([request.call for request in wave])
+        return [Reply(base.encode("1"), [-1.0], [0.5]) for _ in wave]
+
+    class Asks(Workflow):
+        async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode:
+            model = self.rollout_engine
+            prompt = model.prompt(CHAT)
+            for draws in ((500, None, 700), (900,), (None,), (500,)):
+                outs = await model.complete(prompt, {}, draws)
+            attempts.append(len(outs))
+            if len(attempts) < 2:
+                raise ValueError("again")
+            return Episode(trajectories=[Trajectory(steps=[Step.from_model_output(outs[0], CHAT)])])
+
+    engine = RolloutEngine(Asks, Tokens(base), Limits(64, 4), decode, Agents(retries=1))
+    engine.run([EpisodeJob(0, 0, "0:0", {}, Sampled())])
+    second = (1 << 16) + 1, (1 << 16) + 4
+    assert drawn == [[500, 1, 700], [900], [4], [500], [500, second[0], 700], [900], [second[1]], [500]]
+
+
+def test_a_rounds_file_is_named_by_all_rounds_of_the_run(tmp_path: Path) -> None:
+    """Where members take turns a tick comes again."""
+    regime, _ = regime_of({"agents.record": "all"})
+    regime.folder, regime.clock.ticks, regime.clock.tick = tmp_path, 7, 2
+    regime._record([], [], {})
+    assert [path.name for path in tmp_path.iterdir()] == ["train-000008.jsonl"]
+
+
 def test_jobs_of_a_round_are_each_members_tasks_in_order_with_its_own_temperature() -> None:
     regime, cohorts = regime_of({"actor_rollout_ref.rollout.n": 3}, population=2)
     (cohort,) = cohorts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -221,6 +222,30 @@ def test_where_nobody_was_replaced_nothing_changes() -> None:
 
 
 # ------------------------------------------------------------------------------------------ with a memory, in a run
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_priorities_are_inherited_from_any_parent_that_samples_the_same_memory(seed: int) -> None:
+    """From a lower slot or a higher one, all at once; of another memory, or where there is none, rows are alike."""
+    draws, each = np.random.default_rng(seed), 1 + seed % 3
+    parents = draws.integers(-1, 6, 6).tolist() if seed else None
+    rows = whole_numbers(6, 40, seed)
+    rows[:, 30:] = 0.0  # not filled yet
+    made = trees(rows)
+    learning = object.__new__(steps.ReplayLearning)
+    learning._members = 6
+    learning.replay = SimpleNamespace(priorities=made, memories=6 // each, device=rows.device)  # type: ignore[assignment]
+    largest = made.largest.clone()
+    learning.inherit(parents)
+    for slot, parent in enumerate([-1] * 6 if parents is None else parents):
+        same = parent // each == slot // each
+        right = rows[parent] if same else (rows[slot] > 0).float()
+        assert torch.equal(made.levels[0][slot, :40], right), (slot, parent)
+        assert made.largest[slot] == (largest[parent] if same else 1.0)
+    found = made.levels[0][:, :40].clone()
+    assert_sound(made, found)
+    learning.replay = SimpleNamespace(priorities=None, memories=6, device=rows.device)  # type: ignore[assignment]
+    learning.inherit(parents)
 
 
 def filled(members: int, memories: int, rows: Sequence[int], capacity: int = 3000) -> Replay:

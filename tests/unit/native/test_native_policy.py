@@ -65,6 +65,8 @@ def started(p: EnvSpec) -> Cohort:
     build.use(build.load())  # whoever computes: with these all share a cohort
     (cohort,) = p.form(members)
     build.use(chosen)
+    for name in ("gamma", "gae_lambda", "clip", "vf_coef", "ent_coef", "grad_clip", "target_kl"):
+        cohort.hyper[name].mul_(torch.tensor([1.0, 0.5, 0.8, 0.3]))  # each member's own
     draw = torch.Generator().manual_seed(1)
     for name in ("encoder", "actor", "critic"):
         net, adam = (getattr(cohort.state, each, None) for each in (name, f"{name}_adam"))

@@ -66,7 +66,7 @@ def test_fill_makes_a_file_that_stages_take(few: Path) -> None:
     text = few.read_text()
     assert text.startswith("# mine\n")
     assert re.search("# the pole\n(.*\n)*  algo: ppo  # policy gradients\n", text)
-    assert "gamma: 0.99  # discount\n" in text, "keys come with what they mean"
+    assert "gamma: 0.99  # discount factor γ\n" in text, "keys come with what they mean"
     assert call(few.parent, "params", "fill").out == "params.yaml: complete\n"
     assert few.read_text() == text
 

@@ -101,7 +101,7 @@ def test_an_unknown_key_of_an_algorithm(edited: Edit) -> None:
             "  max_steps:",
             "train.max_steps: must be a whole number, got 100000.0: ",
         ),
-        ("  size: .*  # members$", "  size: 0", "  size:", "population.size: must be at least 1, got 0"),
+        ("  size: .*  # number of members$", "  size: 0", "  size:", "population.size: must be at least 1, got 0"),
         ("  target: auto", "  target: atuo", "  target:", "train.target: must be a number or 'auto' or null, got "),
         (
             "  device: auto",
@@ -357,7 +357,7 @@ def test_an_algorithms_block_has_its_comments_and_choices() -> None:
     lines = block("dqn", algos.get("dqn").Config()).splitlines()
     assert lines[0] == "  dqn:"
     assert "    loss: huber  # huber | mse: regression loss of the temporal-difference error" in lines
-    assert "      layer_norm: false  # layer normalisation before every activation" in lines
+    assert "      layer_norm: false  # whether there is layer normalisation before every activation" in lines
     assert "      lr: {min: 6.25e-05, max: 0.01, grow: 1.2, shrink: 0.8}" in lines
     above = lines[lines.index("      encoder_kind: mlp") - 1]
     assert above.startswith("      # "), "what is too long for one line stands above"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import signal
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -151,3 +154,35 @@ def test_an_elite_is_warned_of_whose_interval_lies_below_its_fitness(
 ) -> None:
     tell_elite({"mean": 3.0, "interval": [2.0, 4.0]}, "5 episodes", {"elite": {"score": fitness}}, True)
     assert ("raise train.eval_episodes" in capsys.readouterr().err) == warned
+
+
+@pytest.mark.parametrize(
+    ("ended", "healthy", "played"),
+    [([3.0, 5.0, 5.0], [True] * 3, [[1]]), ([math.nan, 2.0, 5e9], [True] * 3, [[0], [2]]),
+     ([7.0, 5.0, 5.0], [False, True, True], [[1]]), ([math.nan, math.nan, -1e9], [True] * 3, [[0, 1]])],
+)  # fmt: skip
+def test_by_training_those_are_evaluated_of_whom_nothing_is_known_and_the_first_of_the_best(
+    ended: list[float], healthy: list[bool], played: list[list[int]]
+) -> None:
+    """If that one is not among them, and healthy; what others reached is the mean of their own episodes."""
+    run = populations.started(populations.problem(search={"fitness": "training"}, train={"learning_delay": 10**6}), 3)
+    regime: Any = run.regime
+    asked, evaluate = [], regime.evaluate
+
+    def noted(cohorts: Any, seeds: Any, stopped: Any) -> Any:
+        asked.append(sorted(slot for cohort in cohorts for slot in cohort.slots))
+        return evaluate(cohorts, seeds, stopped)
+
+    regime.ended, regime.evaluate = lambda: np.array(ended), noted
+    members = [replace(member, healthy=well) for member, well in zip(run.members, healthy, strict=True)]
+    seeds = run.spec.seeds(Purpose.EVALUATE, 2)
+    found, scored = run._by_training(members, seeds, lambda: False)
+    assert asked == played
+    there = sorted(slot for each in played for slot in each)
+    assert np.isfinite(found.returns).any(axis=1).nonzero()[0].tolist() == there
+    for place, (member, mean) in enumerate(zip(scored, ended, strict=True)):
+        right = found.returns[place].mean() if math.isnan(mean) else mean if healthy[place] else -math.inf
+        assert member.fitness[-1] == right
+        assert member.healthy == healthy[place]
+    regime.evaluate = evaluate
+    run.close()

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
+from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -139,6 +142,86 @@ def test_ranks_of_a_shard_stop_together_and_the_first_says_what_went_wrong(tmp_p
     first, second = together(tmp_path, 2, work)
     assert first == ["[[5]]", "Stopped ", "the seed is 7", "[[8]]"]
     assert second == ["[[5]]", "Stopped ", "ResourceError the seed is 7", "[[8]]"]
+
+
+def test_a_rank_serves_until_the_driver_ends_or_is_gone(tmp_path: Path) -> None:
+    """It leaves signals to the driver, which alone goes on; where one of them is gone, the other says so."""
+    cfg, gone = ShardsConfig(engine="accelerate"), ShardsConfig(engine="accelerate", count=3)
+
+    def work(rank: int) -> Any:
+        os.environ["RANK"] = str(rank)
+        ranks._by_command, ranks._join = lambda: True, lambda: None
+        made = partial(make, rank, together=Together())
+        if rank == 2:  # it ends after its first answer
+            ranks._receive(0)
+            ranks._send(pack({"seconds": 0.0}), 0)
+            ranks._receive(0)
+            distributed.destroy_process_group()
+            return []
+        if rank == 1:
+            served = ranks.served(cfg, made)
+            ignored = [
+                signal.getsignal(each) is signal.SIG_IGN for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            ]
+            return [served, *ignored, distributed.is_initialized()]
+        served, driver = ranks.served(cfg, made), ranks.Ranks(gone, made)
+        found: list[Any] = [served, signal.getsignal(signal.SIGTERM) is signal.SIG_IGN]
+        for shard in (1, 2):
+            driver.send(shard, pack({"do": "begin"}))
+            answer = driver.receive(shard, 0.0, lambda: False)
+            assert answer is not None
+            found.append(unpack(answer)[0]["seconds"])
+        driver.send(2, b"")
+        for turn in ("receive", "send"):
+            try:
+                driver.receive(2, 0.0, lambda: False) if turn == "receive" else driver.send(2, b"x")
+            except ResourceError as error:
+                found.append(str(error).partition(" (")[0])
+        driver.close()
+        return [*found, distributed.is_initialized()]
+
+    driver, first, _ = together(tmp_path, 3, work)
+    assert driver == [False, False, 0.0, 0.0, "rank 2 is gone", "rank 2 is gone", False]
+    assert first == [True, True, True, True, False]
+
+
+def test_a_rank_whose_driver_is_gone_says_so(tmp_path: Path) -> None:
+    def work(rank: int) -> str:
+        if rank == 0:
+            return ""
+        os.environ["RANK"] = "1"
+        ranks._by_command, ranks._join = lambda: True, lambda: None
+        try:
+            return str(ranks.served(ShardsConfig(engine="accelerate"), partial(make, 1, together=Together())))
+        except ResourceError as error:
+            return str(error).partition(" (")[0] + str(distributed.is_initialized())
+
+    assert together(tmp_path, 2, work)[1] == "rank 0, which drives the training, is goneFalse"
+
+
+@pytest.mark.parametrize(("unheard", "told"), [({}, [1, 2, 3, 4, 5]), ({1: 1}, [1, 4, 5]), ({1: 1, 2: 1}, [1])])
+def test_who_still_has_an_answer_to_send_is_not_told_of_the_end(
+    unheard: dict[int, int], told: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three shards of two ranks: nothing can be sent to a rank that sends. One that is gone holds up no other."""
+    made, heard = object.__new__(ranks.Ranks), []
+    made.room, made._ranks, made._unheard = 3, 2, Counter(unheard)
+    made._own = SimpleNamespace(close=lambda: heard.append("closed"))  # type: ignore[assignment]
+
+    def send(data: bytes, rank: int) -> None:
+        heard.append(rank)
+        assert data == b""
+        if rank == 4:
+            raise RuntimeError("gone")
+
+    monkeypatch.setattr(ranks, "_send", send)
+    monkeypatch.setattr(distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(distributed, "destroy_process_group", lambda: heard.append("destroyed"))
+    made.close()
+    assert heard == ["closed", *told, "destroyed"]
+    monkeypatch.setattr(distributed, "is_initialized", lambda: False)
+    made.close()
+    assert heard[len(told) + 2 :] == ["closed"]
 
 
 def test_a_rank_that_computes_other_bits_says_so_and_the_first_does_not(tmp_path: Path) -> None:

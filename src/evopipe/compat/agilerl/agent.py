@@ -187,7 +187,7 @@ class Agent(View):
 
         Args:
             obs: an observation as the environment returns it, or a batch of them; for a team, a dictionary by agent.
-            epsilon: probability of a random legal action, 0 to 1. For a team, `infos` may stand here.
+            epsilon: probability of a random legal action, 0 to 1. For a team, a mapping given here is taken as `infos`.
             action_mask: whether each of the A discrete actions is legal, `[A]` or `[n, A]`; None if all are legal. For
                 a team, a dictionary by agent.
             hidden_state: for a recurrent agent, the hidden state of M numbers that the previous call returned, `[n,
@@ -198,7 +198,7 @@ class Agent(View):
 
         Returns:
             Actions as the environment takes them, `[n, …]`, or a single action for a single observation. For a team,
-            two dictionaries by agent: the actions to step with and the actions to save, which are the same here.
+            two dictionaries by agent, the actions to step with and the actions to save; both have the same actions.
             Algorithms that learn from rollouts return (action, log-probability, entropy, value), `[n]` each; a
             recurrent agent also returns its new hidden state. The continuous actions of these algorithms
             are not clipped: clip them to the environment's bounds.
@@ -235,9 +235,14 @@ class Agent(View):
         return own[0] if single else own
 
     def take_note(self, obs: np.ndarray, alive: np.ndarray | None = None) -> None:
-        """Update the running statistics that normalise observations by n observations of O numbers, `[n, O]`, if the
-        agent has such statistics and explores. For a team of K agents the observations are `[n, K, O]`, and only those
-        count whose entry in `alive` `[n, K]` is True."""
+        """Add n observations to the running statistics that normalise observations.
+
+        Nothing happens if the agent has no such statistics, or if it does not explore (`training` is False).
+
+        Args:
+            obs: `[n, O]`, observations of O numbers; `[n, K, O]` for a team of K agents.
+            alive: for a team, `[n, K]` bool: only observations whose entry is True count. None if all count.
+        """
         if self.training:
             take_note([self.live()], obs, alive, places=[[0]])
 

@@ -75,10 +75,12 @@ class Breed:
 
     def undrawn(self, drawn: torch.Tensor, space: ActionSpace | None = None) -> np.ndarray:
         """Convert n actions `[n, …]` from the algorithm's encoding to the environment's units, without clipping.
-        Actions of algorithms that squash them by tanh stay in [-1, 1].
 
-        For an agent of a team, `space` is that agent's space, and `drawn` may be padded to the widest agent's actions.
-        For a single agent, `space` is None.
+        Some algorithms squash continuous actions by tanh. Their actions are not scaled, and stay in [-1, 1].
+
+        Args:
+            drawn: the actions. In a team, continuous actions may be padded to the length of the longest in the team.
+            space: for an agent of a team, the agent's action space; None for a single agent.
         """
         space = space or self.actions
         if space.bounds is None:

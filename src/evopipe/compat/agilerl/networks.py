@@ -45,7 +45,7 @@ class DummyEvolvable:
         self.module_fn, self.module_kwargs = module_fn, dict(module_kwargs or {})
 
     def made(self) -> torch.nn.Module:
-        """Call `module_fn` with its keyword arguments, and return the new module."""
+        """Make a new module, by a call of the attribute `module_fn` with the keyword arguments `module_kwargs`."""
         return self.module_fn(**self.module_kwargs)
 
 

@@ -119,7 +119,7 @@ def made(
     hp_config: HyperparameterConfig | None, size: int, num_envs: int, device: Any, accelerator: Any,
     ids: Sequence[Any], seed: int, own: Mapping[str, Any],
 ) -> list[Agent]:  # fmt: skip
-    """Return a new population of agents, as `create_population` does after it has read its older arguments.
+    """Return a new population of agents. `create_population` calls this after it has converted its older arguments.
 
     Args:
         algo: evopipe's name of the algorithm.
@@ -132,7 +132,7 @@ def made(
         accelerator: has no effect; an Accelerator must have one process.
         ids: names of a team's agents, if spaces are lists.
         seed: seed of the networks' first weights and of all random draws.
-        own: the caller's own networks by role, `actor` and `critic`; None for evopipe's networks.
+        own: the caller's own networks by role, `actor` and `critic`; both values are None for evopipe's networks.
 
     Raises:
         UsageError: something is missing, or a key would have no effect.

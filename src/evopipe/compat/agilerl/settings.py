@@ -264,11 +264,10 @@ def evolve_of(algo: str, ranges: Mapping[str, RLParameter]) -> dict[str, dict[st
 
 
 def own_names(algo: str, name: str) -> list[str]:
-    """Return evopipe's names of the hyper-parameters that `name` stands for, among those of the algorithm that may
-    mutate.
+    """Return evopipe's names of the hyper-parameters that AgileRL's name `name` stands for.
 
-    These are all learning rates for `lr`, and at most one hyper-parameter for any other name. The list is empty if the
-    algorithm has none.
+    Only hyper-parameters of the algorithm `algo` that may mutate are returned. For `lr` these are all learning rates,
+    for any other name at most one hyper-parameter. If there is none, the list is empty.
     """
     able = evolvable(algos.get(algo).Config)
     if "lr_value" in able:  # of language models: the actor's is `lr` itself
@@ -288,9 +287,9 @@ class LanguageSettings(TypedDict, total=False):
 
     Attributes:
         batch_size: completions in an update.
-        lr: the learning rate; of `LLMPPO` that of the policy and the value.
+        lr: the learning rate. In `LLMPPO` it is that of both the policy and the value.
         lr_actor, lr_critic: the learning rates of the policy and of the value.
-        beta: the weight β of the divergence from the base model; of `DPO` the factor of log-probability ratios.
+        beta: the weight β of the divergence from the base model. In `DPO` it is the factor of log-probability ratios.
         clip_coef: how far a probability ratio may go from 1; as a pair, down and up.
         max_grad_norm: the largest norm of a gradient.
         update_epochs: passes over the completions of a step.
@@ -299,7 +298,7 @@ class LanguageSettings(TypedDict, total=False):
         ent_coef: the weight of the entropy bonus.
         gamma, gae_lambda: the discount, and λ of generalised advantage estimation.
         vf_coef: the weight of the value's loss.
-        nll_alpha: of `DPO`, the weight of the chosen completion's log-likelihood.
+        nll_alpha: the weight of the chosen completion's log-likelihood, in `DPO`.
         loss_type: the form of the loss of `GRPO`.
         adv_norm: how advantages of a group are normalised: by mean and standard deviation, or by the mean only.
         max_output_tokens: the most tokens of a completion.

@@ -49,13 +49,19 @@ class TeamObservations(dict[Any, Any]):
 
 
 def ends_of(obs: Any) -> Ends | None:
-    """Return the `Ends` attached to observations; None if `obs` is no `TeamObservations`, or belongs to a reset."""
+    """Return the result of the step that led to the observations `obs`.
+
+    Return None if no step led to them but a reset, or if `obs` is no `TeamObservations`.
+    """
     return getattr(obs, "ends", None)
 
 
 def present_of(obs: Any, agent: Any) -> Any:
-    """Return whether an agent is present in observations by agent: bool `[n]` for a `TeamObservations` of n teams, else
-    one bool, which is True if `obs` has the agent as a key."""
+    """Return whether an agent is present in the observations `obs`, a mapping by agent.
+
+    For a `TeamObservations` of n teams, the result is bool `[n]`. For any other mapping it is one bool: whether `obs`
+    has the agent as a key.
+    """
     present = getattr(obs, "present", None)
     return agent in obs if present is None else present.get(agent, False)
 

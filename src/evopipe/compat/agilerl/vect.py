@@ -52,7 +52,10 @@ def marks_of(obs: Any, count: int) -> Marks | None:
 
 
 def marked(obs: Any, marks: Marks) -> Any:
-    """Return observations, also those in dictionaries or tuples, as arrays with these `Marks` attached."""
+    """Return observations as arrays to which `marks` is attached, the record of the step that led to them.
+
+    Arrays inside dictionaries and tuples are converted too.
+    """
     if isinstance(obs, dict):
         return {name: marked(part, marks) for name, part in obs.items()}
     if isinstance(obs, tuple):

@@ -284,8 +284,10 @@ class AgentTrainer:
             return self._train(Path(folder), quiet)
 
     def evaluate(self) -> dict[str, Any]:
-        """Score the untrained base model, or the first trained member in the folder `population.start`, on the test
-        tasks, or on the validation tasks if there are no test tasks.
+        """Score a model on the test tasks, or on the validation tasks if there are no test tasks.
+
+        The model is the first trained member in the folder `population.start` if this parameter is set, else the
+        untrained base model.
 
         Returns:
             Results by name: among others the `mean` return, its 95 % confidence `interval`, `pass@1` and `pass@k`.
@@ -294,8 +296,10 @@ class AgentTrainer:
             return self._reported(regime, member)
 
     def play(self, tasks: Any = None) -> list[dict[str, Any]]:
-        """Play tasks with the untrained base model, or the first trained member in the folder `population.start`, with
-        the settings of validations.
+        """Play tasks with a model, with the settings of validations.
+
+        The model is the first trained member in the folder `population.start` if this parameter is set, else the
+        untrained base model.
 
         Args:
             tasks: a `Dataset`, a list of mappings, or a file of tasks; None for the validation tasks.
@@ -314,8 +318,10 @@ class AgentTrainer:
         self, port: int = 0, ready: Callable[[Any], None] = lambda connection: None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> list[dict[str, Any]]:  # fmt: skip
-        """Serve the untrained base model, or the first trained member in the folder `population.start`, to clients of
-        OpenAI's API on loopback, until `stopped` returns True.
+        """Serve a model to clients of OpenAI's API on loopback, until `stopped` returns True.
+
+        The model is the first trained member in the folder `population.start` if this parameter is set, else the
+        untrained base model.
 
         Args:
             port: the port; 0 for any free port.

@@ -92,9 +92,9 @@ def code(guess: np.ndarray, word: np.ndarray) -> np.ndarray:
 
 
 class WordGames:
-    """The state of `R` running Wordle games, whose number is the argument `rows`.
+    """The state of `R` running Wordle games. The argument `rows` is R.
 
-    A game has no fixed secret: each guess is answered for a word that is drawn among those that agree with all earlier
+    A game has no fixed secret word. For each guess, a secret word is drawn from the words that agree with all earlier
     colours.
     """
 

@@ -36,8 +36,8 @@ class Backwards:
     def row(self, word: str) -> dict[str, Any]:
         """Return the row for one word: the prompt, and what algorithms learn from.
 
-        These are an answer for rewards, a completion for imitation, and a pair of a right (`chosen`) and a wrong
-        (`rejected`) completion for preferences.
+        Algorithms that learn from rewards need `answer`. Those that imitate need `completion`. Those that learn from
+        preferences need a right (`chosen`) and a wrong (`rejected`) completion.
         """
         right = word[::-1]
         wrong = word if word != right else right[1:]
