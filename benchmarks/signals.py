@@ -19,6 +19,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "src")]
 
+from harness import tournament  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from evopipe.core.cohort import Cohort  # noqa: E402
@@ -27,7 +28,6 @@ from evopipe.params.load import Params, parse_params  # noqa: E402
 from evopipe.population import Population  # noqa: E402
 from evopipe.regimes.probe import Probe  # noqa: E402
 from evopipe.run.tally import Tally  # noqa: E402
-from evopipe.schema.read import read_yaml  # noqa: E402
 
 PIPELINES = ("ppo-cartpole", "dqn-cartpole", "sac-pendulum")
 KERNELS = ("native", "torch")
@@ -52,7 +52,7 @@ class Silent(Probe):
 
 def params_of(pipeline: str, kernels: str, members: int) -> Params:
     """Return a pipeline's parameters with so many members, which never ends by itself and stays in this process."""
-    data = read_yaml(ROOT / "pipelines" / pipeline / "params.yaml").data
+    data = tournament.of(ROOT / "pipelines" / pipeline / "params.yaml")
     data["population"]["size"] = members
     data["train"] |= {"target": None, "max_steps": 10**9}
     data["runtime"] |= {"kernels": kernels, "env_workers": 0, "learners": 1, "device": "cpu"}

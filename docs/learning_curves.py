@@ -74,9 +74,13 @@ TESTS = {
     ),
 }  # fmt: skip
 """What `make test-slow` asks of an algorithm on a pipeline, and the test, below `tests/learning/`."""
+_SERIAL = " Members are trials, one at a time: another begins where one has lived `train.max_steps`."
 NOTES = {
     ("dqn", "dqn-minigrid"): " It needs the extra `minigrid`, and is left out without.",
+    ("ppo", "ppo-acrobot"): " The runs shown are tournaments of four, as the pipeline was before decision 0047.",
+    ("ppo", "ppo-cartpole"): _SERIAL,
     ("sac", "sac-halfcheetah"): " It needs the extra `mujoco`, and is left out without.",
+    ("sac", "sac-pendulum"): _SERIAL,
 }
 
 

@@ -96,6 +96,7 @@ NOTES: Notes = {
     "runtime.threads": ("threads", "faster on idle machines with large networks, slower on busy ones; other last bits"),
     "runtime.learners": ("processes", "members learn side by side while CPUs are idle; slower on busy ones"),
     "runtime.env_workers": ("processes", "environments step faster while CPUs are idle, slower on busy ones"),
+    "train.callbacks.tick_steps": ("environment steps of each member", "`on_tick` is called less often"),
     "runtime.shards.ranks": ("processes", "members learn faster, on more devices"),
     "runtime.shards.count": ("shards", "members train side by side on more devices; none has more than its own"),
     "runtime.checkpoint_seconds": ("seconds", "less time spent saving, more lost by a kill"),
@@ -154,6 +155,7 @@ LANGUAGE_NOTES: Notes = {
     "runtime.threads": ("threads", "faster on idle machines with large bases; other last bits"),
     "runtime.rows_at_once": ("rows of each member", "faster, more memory; other last bits"),
     "runtime.checkpoint_seconds": NOTES["runtime.checkpoint_seconds"],
+    "train.callbacks.tick_steps": ("steps", "`on_tick` is called less often"),
     "runtime.shards.count": NOTES["runtime.shards.count"],
     "runtime.shards.ranks": NOTES["runtime.shards.ranks"],
 }
@@ -163,9 +165,9 @@ HEAD = """# Parameters
 <!-- Made by docs/make_parameters.py: do not edit. -->
 
 Every key of `params.yaml`. The file is complete: DVC does not see defaults that live in code, so a key that is missing
-is an error, and the message names its default. Unknown keys are errors too. `runtime.shards` alone may be left out: it
-changes no result. `evopipe params check` says what is wrong and where, `evopipe params show` prints what is in effect,
-`evopipe params schema` prints the JSON schema.
+is an error, and the message names its default. Unknown keys are errors too. `runtime.shards`, `train.callbacks` and
+`train.curriculum` may be left out. `evopipe params check` says what is wrong and where, `evopipe params show` prints
+what is in effect, `evopipe params schema` prints the JSON schema.
 
 From Python (`evopipe.train({...})`) keys that are not given take the defaults below.
 
@@ -190,6 +192,7 @@ Rules between keys, which `evopipe params check` knows:
   `search.mf_pbt.frequencies` ascend, and `population.size` is at least four for each.
 - `search.schedule.steps` is at most `train.max_steps`; the `steps` of `search.schedule.changes` ascend and are below
   it.
+- `train.curriculum` needs `env.backend: sync`, `train.mode: online` and `search.fitness: evaluation`.
 - At least one weight of `fetch.collect.policies` is above 0. With one for `policy`, `fetch.collect.policy_path` is set.
 
 Rules that need the environment or the machine, which the stages check:

@@ -25,10 +25,13 @@ from evopipe.params.load import load_params
 from evopipe.report.page import compose
 from evopipe.report.read import read
 from evopipe.schema.blocks import MutationConfig, TournamentConfig
-from evopipe.schema.read import read_yaml
 from evopipe.schema.write import dump_yaml
 from evopipe.stages.report import _shown
 from illnesses import ILL, WELL
+
+sys.path.append(str(tiny.ROOT / "benchmarks"))
+
+from harness import tournament
 
 PAGE = tiny.ROOT / "docs/diagnosis.md"
 KEPT = tiny.ROOT / "build/diagnosis.jsonl"
@@ -70,7 +73,7 @@ def well(name: str, seed: int, folder: Path) -> Found:
     if name in WELL:
         _write(folder, {**WELL[name], "seed": seed})
         return _run(folder, ("population", "train"))
-    data = read_yaml(tiny.ROOT / "pipelines" / name / "params.yaml").data
+    data = tournament.of(tiny.ROOT / "pipelines" / name / "params.yaml")
     _set(
         data,
         {

@@ -7,6 +7,7 @@ import itertools
 import os
 import signal
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -30,7 +31,7 @@ from evopipe.layout import POPULATION
 from evopipe.machine import configure
 from evopipe.mutations import NONE
 from evopipe.native import build, dense
-from evopipe.params.load import Params, load_params, parse_params
+from evopipe.params.load import Params, parse_params
 from evopipe.problems.env import begin
 from evopipe.problems.specs import make_spec
 from evopipe.regimes import learn as learning
@@ -51,6 +52,10 @@ from evopipe.storage import members as stored
 from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.storage.files import read_json
 from evopipe.types import Batch
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from harness import tournament
 
 Settings = Mapping[str, Any]
 
@@ -251,8 +256,8 @@ def draw_population(params: Params, search: Settings, folder: Path) -> None:
 
 def solving_params(s: Settings) -> Params:
     """Return the params file of the workload, ending where the rule that all contestants have says so."""
-    path = Path(__file__).parents[2] / s["params"]
-    data = load_params(path).model_dump(mode="json")
+    file = tournament.of(Path(__file__).parents[2] / s["params"])
+    data = parse_params(file).model_dump(mode="json")
     data["seed"] = s["seed"]
     data["train"] |= {
         "target": s["target"], "confirm_episodes": s["confirm_episodes"], "target_sigmas": 0.0, "warm_start": 0,

@@ -21,6 +21,7 @@ from evopipe.params.load import load_params, parse_params
 from evopipe.schema.declare import evolvable
 from evopipe.searchers import propose
 from evopipe.searchers.contract import Bound
+from harness import tournament
 
 ROOT = Path(__file__).parents[2]
 CURVES = ROOT / "benchmarks" / "curves"
@@ -90,7 +91,8 @@ def configured(task: Task, space: Mapping[str, Bound]) -> dict[str, float]:
 
 def params_of(task: Task, values: Mapping[str, float], seed: int) -> Any:
     """Return the parameters of one trial: a population of one, whose values nothing changes."""
-    data = load_params(ROOT / "pipelines" / task.pipeline / "params.yaml").model_dump(mode="json")
+    file = tournament.of(ROOT / "pipelines" / task.pipeline / "params.yaml")
+    data = parse_params(file).model_dump(mode="json")
     algo = data["train"]["algo"]
     data["seed"], data["population"]["size"] = seed, 1
     data["env"]["backend"] = task.backend

@@ -409,9 +409,10 @@ def searching(
     The space, and all that does not vary, are of a pipeline. Budgets count a processor's seconds, of which other work
     on the machine takes nothing; trials of SB3 have `trial` steps, and are evaluated as often as our members.
     """
-    from evopipe.params.load import load_params
+    from evopipe.params.load import parse_params
+    from harness import tournament
 
-    params = load_params(ROOT / path)
+    params = parse_params(tournament.of(ROOT / path))
     algo, nodes, seen = params.algo_config, params.evolution.mutation.architecture, params.train.eval_episodes
     every = params.train.evo_steps
     whole = {"batch_size": int, "learn_step": int, "epochs": int}

@@ -18,6 +18,7 @@ from evopipe.policies.acting import Policy
 from evopipe.policies.loading import load
 from evopipe.policies.team import TeamPolicy
 from evopipe.problems import check, part_of
+from evopipe.run.callbacks import Callback
 from evopipe.schema.blocks import TrackingConfig
 from evopipe.searchers.history import Record, read_lineage
 from evopipe.storage.files import read_bytes, read_json
@@ -61,8 +62,9 @@ class Result:
 
 
 def run(
-    params: str | Path | AnyParams | Mapping[str, Any], folder: str | Path | None = None, quiet: bool = True
-) -> Result:
+    params: str | Path | AnyParams | Mapping[str, Any], folder: str | Path | None = None, quiet: bool = True, *,
+    on_generation: Callback | None = None, on_best: Callback | None = None, on_tick: Callback | None = None,
+) -> Result:  # fmt: skip
     """Run all stages of a training in order, as `dvc repro` does but without DVC's cache, and return the results.
 
     The public name of this function is `evopipe.train`.
@@ -71,9 +73,13 @@ def run(
         params: a params file, `Params`, or a mapping in the layout of `params.yaml` (missing keys take defaults).
         folder: where data, models and reports go; None keeps nothing on disk.
         quiet: show nothing but warnings.
+        on_generation: a function that is called with a `Snapshot` of the run when a generation has ended, as
+            `train.callbacks.on_generation` is; None for none.
+        on_best: the same, called before it in generations that have a new best member.
+        on_tick: the same, called within generations, every `train.callbacks.tick_steps`.
 
     Raises:
-        EvopipeError: anything that a stage raises.
+        EvopipeError: anything that a stage raises. A callback that raises is an EnvironmentFailed.
 
     Examples:
         >>> small = {"env": {"id": "CartPole-v1"}, "train": {"max_steps": 200, "evo_steps": 100, "eval_episodes": 2}}
@@ -82,24 +88,29 @@ def run(
         True
     """
     settled = any_params(params)
+    functions = {"on_generation": on_generation, "on_best": on_best, "on_tick": on_tick}
     if folder is not None:
-        result = _run(settled, Path(folder), quiet, layout.STAGES)
+        result = _run(settled, Path(folder), quiet, layout.STAGES, functions)
         tracking.attach(settled.tracking, ("evaluate", "export", "report"), Path(folder))
         return result
     with tempfile.TemporaryDirectory(prefix="evopipe-") as temporary:
         untracked = settled.model_copy(update={"tracking": TrackingConfig(backends=())})
         chosen = [stage for stage in layout.STAGES if layout.REPORT not in stage.env.writes]
         try:
-            return _run(untracked, Path(temporary), quiet, chosen)
+            return _run(untracked, Path(temporary), quiet, chosen, functions)
         except Interrupted as stop:
             raise Interrupted(stop.exit_code - 128, "stopped; nothing is kept, for no `folder` was named") from None
 
 
-def _run(params: AnyParams, folder: Path, quiet: bool, chosen: Sequence[layout.Stage]) -> Result:
+def _run(
+    params: AnyParams, folder: Path, quiet: bool, chosen: Sequence[layout.Stage],
+    functions: Mapping[str, Callback | None],
+) -> Result:  # fmt: skip
     check(params)
     for stage in chosen:
         if params.needs_dataset or not stage.dataset:
-            stages.module_of(stage).run(params, quiet=quiet, folder=folder)
+            more = {"functions": functions} if stage.name == "train" else {}
+            stages.module_of(stage).run(params, quiet=quiet, folder=folder, **more)
     return Result(
         policy=load(folder / layout.ELITE),
         policies=part_of(params, "export").trained(folder / layout.TRAINED),

@@ -6,6 +6,7 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -28,6 +29,7 @@ from evopipe.problems.specs import describe, make_spec
 from evopipe.regimes.learners import learner_count
 from evopipe.regimes.warm import read_warm
 from evopipe.rng import Purpose
+from evopipe.run.callbacks import Callbacks
 from evopipe.run.evaluate import in_environments
 from evopipe.run.outs import write_results
 from evopipe.run.population import about_spec
@@ -70,6 +72,8 @@ class Population:
         _, members, births, _ = begun(settled)
         self._spec = make_spec(settled, device)
         self._described = describe(self._spec)
+        make = partial(policy.of_member, described=self._described)
+        self._callbacks = Callbacks(settled.train.callbacks, {}, Path(), make)
         learners = learner_count(runtime.learners, runtime.threads, self._spec.environments_first)
         with contextlib.ExitStack() as held:
             self._workers = held.enter_context(Workers(runtime.env_workers, learners))
@@ -88,17 +92,21 @@ class Population:
 
         Raises:
             DivergedError: all members diverged in three generations in a row.
-            EnvironmentFailed: the environment raised or broke its contract.
+            EnvironmentFailed: the environment, or a callback, raised or broke its contract.
         """
         run, begun = self._run, self.generation
         with translate_failures():
             while not run.reason and (generations is None or self.generation < begun + generations):
                 if not run.clock.generation_over:
+                    before = run.clock.ticks
                     run.advance(run.clock.generation_ticks)
+                    self._callbacks.after_tick(run, before)
                 elif run.waiting:
                     run.turn()
                 else:
+                    champion = run.champion
                     run.close_generation(lambda: False)
+                    self._callbacks.after_generation(run, champion)
         return run.lineage[begun + 1 :]
 
     def evaluate(self, episodes: int | None = None) -> np.ndarray:

@@ -20,7 +20,7 @@ from evopipe.envs import backends
 from evopipe.envs.make import close, make_env, names_limit
 from evopipe.envs.rows import Actions, Begun, Bools, Fault, Floats, Ints, Rows, RowStep, Upcoming
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
-from evopipe.envs.team import TeamEnv, TeamSpace
+from evopipe.envs.team import TeamEnv, TeamSpace, read_spaces
 from evopipe.envs.team_rows import TeamRows
 from evopipe.envs.tensors import TensorRows
 from evopipe.errors import DataError, EnvironmentFailed, ParamsError, UsageError
@@ -178,6 +178,29 @@ class EnvPool:
             else:
                 self._home = self._rows(self._cfg, range(self.rows), [self._example])
         return self._home
+
+    def reopen(self, kwargs: Mapping[str, Any]) -> None:
+        """Make all environments anew with other keyword arguments in the place of `env.kwargs`. The caller must reset
+        every row before the next step.
+
+        Raises:
+            ParamsError: the environment does not take the arguments.
+            EnvironmentFailed: an environment could not be made, or it has other spaces than before.
+        """
+        cfg = self._cfg.model_copy(update={"kwargs": dict(kwargs)})
+        first, home = make_env(cfg), self._settled()
+        if (read_spaces(first)[0], first.action_space) != (self.spaces, self._example.action_space):
+            close(first)
+            raise EnvironmentFailed(
+                f"{self._what} environment {cfg.id!r} with {cfg.kwargs} has other spaces than before: a curriculum may "
+                "change anything but the spaces"
+            )
+        if self._forked is not None and home is self._forked:
+            self._forked.reopen(cfg, first)
+        else:
+            home.close()
+            self._home = self._rows(cfg, range(self.rows), [first], np.array([self.masked]))
+        self._cfg = cfg
 
     def reset(self, rows: npt.ArrayLike, seeds: npt.ArrayLike) -> None:
         """Begin a new episode in the environments `rows` `[n]`, each from its own seed `[n]`.

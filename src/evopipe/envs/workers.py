@@ -7,6 +7,7 @@ are.
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Sequence
@@ -36,7 +37,8 @@ _LEARNING_ROWS = 32  # rows that `auto` gives each worker while the trainer lear
 _STEP_COST, _TICK_COST, _WORKER_COST = 20.0, 100.0, 50.0
 _WORTH = 0.8  # of the time without them that a tick with workers may take
 _PATIENCE = 1.5  # times as long as a worker may the trainer wait for it: it has a better sentence
-_OPEN, _RESET, _STEP = range(3)
+_OPEN, _RESET, _STEP, _REOPEN = range(4)
+_KWARGS = 1 << 14  # bytes of keyword arguments, as JSON, that workers can be told
 _MEMORY = " (often because memory ran out: lower env.num_envs or population.size)"
 _WAY_OUT = "; runtime.env_workers: 0 steps them in the trainer's process"
 _STEP_FIELDS = tuple(field.name for field in fields(RowStep))
@@ -157,6 +159,7 @@ def _shared_arrays(rows: int, spaces: Spaces, shares: int) -> dict[str, npt.NDAr
         "named": (np.int64, (rows,)),  # these rows, in the caller's order
         "action": actions,
         "seed": (np.int64, (rows,)),  # of the episode to begin
+        "kwargs": (np.uint8, (_KWARGS,)),  # of the environments to be made anew, JSON and then zeros
         "obs": observations,  # this and the next five, and a team's: what the last step gave, or the last reset
         "reward": (np.float32, lead),
         **dict.fromkeys(("terminated", "truncated"), (np.bool_, lead)),
@@ -198,11 +201,22 @@ class _Share:
         kind = TeamRows if "alive" in self._shared else Rows
         self._rows = kind(self._cfg, numbers, made, self._shared["masked"], turn)
 
+    def reopen(self, shares: int, made: Sequence[gymnasium.Env[Any, Any]] = ()) -> None:
+        """Make the environments anew, but for the first few, with the keyword arguments that all processes see."""
+        kwargs = json.loads(self._shared["kwargs"].tobytes().rstrip(b"\0"))
+        self._cfg = self._cfg.model_copy(update={"kwargs": kwargs})
+        self.close()
+        self._failed.clear()
+        self.open(shares, made)
+
     def serve(self) -> None:
         """Do what is asked."""
         op, count, shares = self._shared["order"].tolist()
         if self._rows is None:  # the first request
             self.open(shares)
+            return
+        if op == _REOPEN:
+            self.reopen(shares)
             return
         named = self._shared["named"][:count]
         own = named[named % shares == self._number]
@@ -301,6 +315,26 @@ class _WorkerRows:
         else:
             close(made)
         return True
+
+    def reopen(self, cfg: EnvConfig, made: gymnasium.Env[Any, Any]) -> None:
+        """Make all environments anew from `cfg`, which differs in `kwargs` alone; `made` is one of them.
+
+        Raises:
+            EnvironmentFailed: an environment could not be made, or the arguments are too long.
+        """
+        data, shared = json.dumps(cfg.kwargs).encode(), self.shared
+        if len(data) > _KWARGS:
+            raise EnvironmentFailed(f"train.curriculum: arguments of {len(data)} bytes as JSON, at most {_KWARGS} fit")
+        shared["kwargs"][:] = 0
+        shared["kwargs"][: len(data)] = np.frombuffer(data, np.uint8)
+        shared["next_seed"][:] = shared["begun"][:] = -1  # episodes begun ahead are of the former environments
+        shares = np.arange(len(self.helpers))
+        self._ask(_REOPEN, shares)
+        self._end(shares)
+        if self._own is None:
+            close(made)
+        else:
+            self._own.reopen(self._shares, [made])
 
     def reset(self, rows: Ints, seeds: Ints, upcoming: Upcoming = None) -> Begun:
         """Begin episodes; those that were begun ahead are there already. See `Rows.reset`."""

@@ -124,9 +124,9 @@ class RunParams(Schema):
         """Return, as JSON data, the parameters on which results depend.
 
         These are the named `blocks`, or all blocks if none is named, and the chosen algorithm's block under the key
-        `algo`. Settings that change no result, such as time limits and trackers, are left out.
+        `algo`. Settings that change no result, such as time limits, callbacks and trackers, are left out.
         """
-        neutral = {"env": {"step_seconds"}, "runtime": set(NEUTRAL)}
+        neutral = {"env": {"step_seconds"}, "train": {"callbacks"}, "runtime": set(NEUTRAL)}
         values = self.model_dump(mode="json", exclude={"algos": True, "tracking": True, **neutral})
         kept = {name: values[name] for name in blocks or values}
         return {**kept, "algo": self.algo_config.model_dump(mode="json")}
@@ -164,8 +164,9 @@ class RunParams(Schema):
         left out, because they change no result.
         """
         points = [point for point in self.points() if point is not None]
-        network = self.network
-        modules = [point.module for point in points] + ([network.partition(":")[0]] if network else [])
+        own: Any = self
+        users = filter(None, (self.network, getattr(own.train, "curriculum", None)))
+        modules = [point.module for point in points] + [name.partition(":")[0] for name in users]
         named, files = plugins.sources(modules)
         return [f"{point} {point.version}" for point in points] + named, files
 

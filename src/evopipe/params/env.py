@@ -173,6 +173,11 @@ def _train_problems(train: TrainConfig, env: EnvConfig | None) -> Iterator[Probl
         yield ("replay", "updates"), f"{most}, got {train.replay.updates}"
     if train.replay.updates == "pooled" and train.replay.sharing != "shared":
         yield ("replay", "updates"), "pooled counts the steps of one memory: set train.replay.sharing to shared"
+    if train.curriculum is not None and env is not None and env.backend != "sync":
+        sentence = f"env.backend {env.backend} cannot make environments anew: set it to sync, or this to null"
+        yield ("curriculum",), sentence
+    if train.curriculum is not None and train.mode == "offline":
+        yield ("curriculum",), "members learn from a dataset, not in environments: set it to null"
     if (wrong := Params.refused(train.algo)) is not None:
         yield ("algo",), wrong
         return

@@ -115,6 +115,11 @@ class SearchConfig(Schema):
             yield ("budget",), f"{least}, got {self.budget}; raise it, or lower train.evo_steps"
         if self.fitness == "training" and getattr(train, "mode", "offline") == "offline":
             yield ("fitness",), "no episode ends while members learn from a dataset or write text: set it to evaluation"
+        if self.fitness == "training" and getattr(train, "curriculum", None) is not None:
+            yield (
+                ("fitness",),
+                "train.curriculum changes what members train in, generation by generation: set it to evaluation",
+            )
         if self.strategy == _ELSEWHERE:
             return
         if (own := getattr(searchers.get(self.strategy), "problems", None)) is not None:

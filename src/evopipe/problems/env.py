@@ -74,8 +74,16 @@ def problem_of(params: Params, folder: Path = Path(), alone: bool = False, toget
             **params.tracked("seed", "env", "train", "evolution", "search", "runtime"),
             "kernels": fingerprint()["kernels"],  # `auto` takes what this machine has
             "outside": outside,
-        }, inputs, neighbours=neighbours, undivided=_undivided(runtime.shards, params.train, neighbours),
+        }, inputs, policy=_policy, neighbours=neighbours,
+        undivided=_undivided(runtime.shards, params.train, neighbours),
     )  # fmt: skip
+
+
+def _policy(member: Member, described: Mapping[str, Any]) -> Any:
+    """Make a policy for a callback. No result depends on it, so the stage does not depend on its code."""
+    from evopipe.policies.policy import of_member
+
+    return of_member(member, described)
 
 
 def neighbours_of(train: TrainConfig, members: int) -> int:
@@ -92,6 +100,10 @@ def _undivided(shards: ShardsConfig, train: TrainConfig, neighbours: int) -> str
     """Say where a member would not be alone with what is its own."""
     if shards.ranks > 1:
         return RANKS
+    if train.curriculum is not None:
+        return (
+            "train.curriculum: shards do not make environments anew; set it to null, or runtime.shards.engine to none"
+        )
     if neighbours > 1 and train.replay.sharing == "shared":
         return (
             "runtime.shards: members that share a memory cannot live apart; set train.replay.sharing: own, or to how "
@@ -157,7 +169,7 @@ def problem_with(
     def live(clock: Clock, keys: np.ndarray) -> Regime:
         return regime_of(Setup(spec, clock, keys, warm, workers, learners), collect_rollouts)
 
-    return Problem(spec, live, described=lambda: described or {})
+    return Problem(spec, live, described=lambda: described or {}, policy=_policy)
 
 
 def regime_of(setup: Setup, collect_rollouts: CollectRollouts | None = None) -> Regime:

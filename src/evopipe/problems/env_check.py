@@ -6,7 +6,7 @@ from typing import Any
 
 from evopipe import algos
 from evopipe.errors import ParamsError
-from evopipe.own import foreign
+from evopipe.own import foreign, import_name
 from evopipe.params.load import Params
 from evopipe.schema.blocks import EnvConfig
 
@@ -23,11 +23,13 @@ def check(params: Params) -> None:
 
     Raises:
         ParamsError: the environment is unknown, the algorithm does not support its spaces, or a user's own network
-            cannot be used. Or the environment has action masks, although its actions are continuous or the run learns
-            from a dataset (datasets have no masks).
+            or curriculum cannot be used. Or the environment has action masks, although its actions are continuous or
+            the run learns from a dataset (datasets have no masks).
         EnvironmentFailed: the environment could not be made or reset.
     """
     name, cfg = params.train.algo, params.env
+    if params.train.curriculum is not None:
+        import_name(params.train.curriculum, "train.curriculum")
     if params.network is not None:  # the user's own: what it is made of is seen where it is made
         from evopipe.problems.specs import make_spec
 

@@ -146,6 +146,17 @@ class OffPolicy:
             self.replay.clear(slots)
             self._fill(slots)
 
+    def reopen(self, kwargs: Mapping[str, Any]) -> None:
+        """Make the environments anew with these keyword arguments; see `Taught`. The replay buffer keeps its rows."""
+        assert isinstance(self.world, World)
+        self.whole = False
+        self.world.reopen(kwargs)
+        if self.nstep is not None:
+            self._gather_windows()
+            self._windows = self.nstep
+            self.nstep.forget(np.arange(self.world.pool.rows))
+        self.whole = True
+
     def ended(self) -> np.ndarray:
         """Return the mean return of the training episodes that ended in this generation, `[P]`, for each of the P slots
         (places in the population); NaN for a slot without such an episode."""

@@ -130,6 +130,14 @@ class OnPolicy:
         self.world.renew(slots)
         self.returns[list(slots)] = 0.0
 
+    def reopen(self, kwargs: Mapping[str, Any]) -> None:
+        """Make the environments anew with these keyword arguments; see `Taught`."""
+        assert isinstance(self.world, World)
+        self.whole = False
+        self.world.reopen(kwargs)
+        self.returns[:] = 0.0
+        self.whole = True
+
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         """Set the members that act from now on, in groups (cohorts) that are computed as one batch; see `Regime.adopt`.
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from evopipe.run.callbacks import Callbacks
 from evopipe.run.evaluate import Stopped
 from evopipe.run.run import Run
 from evopipe.storage.checkpoint import CheckpointStore
@@ -28,8 +29,12 @@ def warn(tracker: Tracker, sentences: Iterable[str]) -> None:
         tracker.emit(Message("warning", sentence))
 
 
-def drive(run: Run[Any], tracker: Tracker, stop: Callable[[], bool], save: Callable[[], None]) -> None:
-    """Train a run until it ends or `stop` returns True, and send its progress to the tracker.
+def drive(
+    run: Run[Any], tracker: Tracker, stop: Callable[[], bool], save: Callable[[], None],
+    callbacks: Callbacks | None = None,
+) -> None:  # fmt: skip
+    """Train a run until it ends or `stop` returns True, send its progress to the tracker, and call the user's
+    `callbacks`, if there are any.
 
     `save` is called again and again between two steps of training, to save the state if that is due. The caller has to
     save the final state.
@@ -40,7 +45,7 @@ def drive(run: Run[Any], tracker: Tracker, stop: Callable[[], bool], save: Calla
             run.turn()
         elif clock.generation_over:
             tracker.emit(watch.progress("evaluating"))
-            births, broken = run.births, clock.broken_here
+            births, broken, champion = run.births, clock.broken_here, run.champion
             try:
                 run.close_generation(stop)
             except Stopped:
@@ -56,8 +61,13 @@ def drive(run: Run[Any], tracker: Tracker, stop: Callable[[], bool], save: Calla
             unseen = not (clock.rewarded or any(run.curve[-1][4:6]))
             if unseen and (clock.generation == _PATIENCE or run.reason):
                 warn(tracker, [_UNREWARDED.format(clock.step) + run.spec.unrewarded])
+            if callbacks is not None:
+                callbacks.after_generation(run, champion)
         else:
+            before = clock.ticks
             run.advance(clock.generation_ticks)
+            if callbacks is not None:
+                callbacks.after_tick(run, before)
             if watch.due():
                 tracker.emit(watch.progress("learning"))
         save()

@@ -9,6 +9,8 @@ from typing import Any, Generic
 
 import numpy as np
 
+from evopipe.core.member import Member
+from evopipe.errors import UsageError
 from evopipe.run.clock import Clock
 from evopipe.run.regime import Regime, Scoring
 from evopipe.run.spec import JobT
@@ -19,6 +21,10 @@ _MEMORY = "train.replay.capacity, population.size or env.num_envs"
 
 def _nowhere(members: int, rows: int) -> Scoring:
     raise NotImplementedError("this problem has no held-out evaluation of its own")
+
+
+def _no_policy(member: Member, described: Mapping[str, Any]) -> Any:
+    raise UsageError("policy: members of this run become policies when it is over: read models/elite then")
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,8 @@ class Problem(Generic[JobT]):
         neighbours: how many members share a replay buffer, and must therefore be in one shard (process).
         undivided: what to change before members can be divided into shards; None if they can be.
         parts: the number of shards into which the members are divided; 0 for none.
+        policy: makes a policy that chooses actions from a member and what `described` returned; raises UsageError if
+            members are language models.
     """
 
     spec: JobT
@@ -56,3 +64,4 @@ class Problem(Generic[JobT]):
     neighbours: int = 1
     undivided: str | None = None
     parts: int = 0
+    policy: Callable[..., Any] = _no_policy

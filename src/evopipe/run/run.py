@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Generic
+from typing import Any, Generic, cast
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from evopipe.mutations import NONE, Mutation
 from evopipe.ops.statistics import mean_of_finite, standard_error
 from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
+from evopipe.run.curriculum import Taught
 from evopipe.run.evaluate import Episodes
 from evopipe.run.race import batches, hopeless, looks, race, reached
 from evopipe.run.regime import Regime
@@ -96,6 +97,9 @@ class Run(Generic[JobT]):
         self.reason = ""  # why the run is over, empty while it is not
         self.advance, self.close = regime.advance, regime.close
         self.searcher = spec.searcher(len(members), self.target)
+        self.curriculum = spec.curriculum
+        self.lesson = None if self.curriculum is None else self.curriculum.kwargs  # arguments of environments
+        self._teach(self._next_lesson(None))
         self.last_good = [regime.first(member) for member in members]  # what to return to if all diverge
         self.last_ages = [0] * len(members)
         self._begin(self.last_good, self.last_ages)
@@ -116,6 +120,18 @@ class Run(Generic[JobT]):
         self.living: list[int] = []
         self.cohorts: list[Cohort] = []
         self.turn()
+
+    def _next_lesson(self, champion: Champion | None) -> dict[str, Any] | None:
+        """Ask the curriculum for the next environments' arguments; None without a curriculum."""
+        if self.curriculum is None:
+            return None
+        return self.curriculum.next(self.share, None if champion is None else champion.score)
+
+    def _teach(self, lesson: dict[str, Any] | None) -> None:
+        """Let members train in environments with these arguments from now on."""
+        if lesson != self.lesson:
+            cast("Taught", self.regime).reopen(lesson or {})
+            self.lesson = lesson
 
     def turn(self) -> None:
         """Switch to the next group of members of this generation; the groups train one after another."""
@@ -162,6 +178,7 @@ class Run(Generic[JobT]):
         self._settle()
         played, scored = self._evaluate(stopped)
         champion, confirm_steps = self._crown(played, scored, stopped)
+        lesson = self._next_lesson(champion)
         # From here on nothing can stop half-way: the state changes all at once.
         self.champion = champion
         self._take_signals()
@@ -179,6 +196,7 @@ class Run(Generic[JobT]):
         if self.reason:
             self._form([members[slot] for slot in self.living])
             return
+        self._teach(lesson)
         decided = self.searcher.step(self._history(), self._draw(self.clock.generation))
         if decided is None:
             self._return_to_last_good()
@@ -456,7 +474,7 @@ class Run(Generic[JobT]):
         apart = len({*self.ages}) > 1  # else all have lived as long as the record says
         each = {slot: age * clock.envs for slot, age in enumerate(self.ages)} if apart else {}
         scored = tuple(Scored.of(member, each.get(member.slot)) for member in members)
-        self.lineage.append(Record(clock.generation, clock.step, scored, best_ever))
+        self.lineage.append(Record(clock.generation, clock.step, scored, best_ever, curriculum=self.lesson))
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the complete state of the run, as tensors by name and JSON data, to be stored in a checkpoint."""
@@ -473,6 +491,7 @@ class Run(Generic[JobT]):
         tensors["losses"] = torch.tensor(self.losses)
         tensors["losses_here"] = self._losses_here()
         meta["lineage"] = [record.to_json() for record in self.lineage]
+        meta["lesson"] = self.lesson
         meta["plan"], meta["searcher"] = self.plan.to_json(), self.searcher.state()
         return tensors, meta | {"births": [mutation.to_json() for mutation in self.births]}
 
@@ -484,6 +503,7 @@ class Run(Generic[JobT]):
         """
         for name in _KEPT:
             setattr(self, name, meta[name])
+        self._teach(meta["lesson"])
         self.lineage, self.curve = [Record.from_json(record) for record in meta["lineage"]], list(self.curve)
         self.signals, self.signal_names = list(self.signals), list(self.signal_names)
         vars(self.clock).update(meta["clock"])

@@ -6,7 +6,9 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Generic, Self
 
 import numpy as np
@@ -15,6 +17,7 @@ from evopipe import layout
 from evopipe.core.member import Member
 from evopipe.errors import DiskError, DivergedError, EnvironmentFailed, Interrupted, ResourceError, translate_failures
 from evopipe.mutations import Mutation
+from evopipe.run.callbacks import Callback, Callbacks
 from evopipe.run.clock import Clock
 from evopipe.run.drive import Saver, drive, warn
 from evopipe.run.outs import write_results, write_timing
@@ -108,6 +111,7 @@ class Session(Generic[JobT]):
         trackers: the block `tracking` of the parameters.
         home: the folders and lock files.
         described: the part of `policy.json` that is equal for all members, such as the spaces, as JSON data.
+        callbacks: the user's functions that are called while the run trains.
         problems: a function that is called between ticks and returns warnings for the user.
     """
 
@@ -118,6 +122,7 @@ class Session(Generic[JobT]):
     trackers: TrackingConfig
     home: Home
     described: Mapping[str, Any]
+    callbacks: Callbacks
     problems: Callable[[], Iterable[str]] = list
 
     @classmethod
@@ -125,6 +130,7 @@ class Session(Generic[JobT]):
     def opened(
         cls, problem: Problem[JobT], members: Sequence[Member], births: Sequence[Mutation] | None,
         tracked: tracking.Tracked, home: Home, quiet: bool = True, name: str | None = None,
+        functions: Mapping[str, Callback | None] = MappingProxyType({}),
     ) -> Iterator[Self]:  # fmt: skip
         """Make a run, take its locks, and track it inside a `with` block; the block receives the session.
 
@@ -136,12 +142,16 @@ class Session(Generic[JobT]):
             home: the folders and lock files.
             quiet: whether progress is not printed.
             name: the run's name in trackers; None for the name of the DVC experiment.
+            functions: callbacks by their kind, such as `on_best`, beside those of `train.callbacks`.
 
         Raises:
             BusyError: another process trains the same run, or writes to the same folder.
+            ParamsError, UsageError: a callback cannot be used.
             DiskError, ResourceError: a file cannot be written, or memory runs out, also inside the block.
         """
         described = problem.described()
+        policy = partial(problem.policy, described=described)
+        callbacks = Callbacks(problem.spec.train.callbacks, functions, home.folder, policy)
         with contextlib.ExitStack() as stack:
             for lock in home.locks:
                 stack.enter_context(RunLock(lock))
@@ -158,7 +168,8 @@ class Session(Generic[JobT]):
                 said.clear()
                 return found
 
-            yield cls(run, home.store(problem.parts), stop, tracker, tracked.config, home, described, problems)
+            held = home.store(problem.parts), stop, tracker, tracked.config, home, described, callbacks, problems
+            yield cls(run, *held)
 
     def train(self, between: Callable[[Tracker], None] = lambda tracker: None) -> Champion:
         """Train from the last checkpoint, or from the start if there is none, to the end; return the best member as
@@ -170,7 +181,7 @@ class Session(Generic[JobT]):
         Raises:
             DataError: every checkpoint is damaged.
             DivergedError: all members diverged several times.
-            EnvironmentFailed: the environment raised or broke its contract.
+            EnvironmentFailed: the environment, or a callback, raised or broke its contract.
             Interrupted: a signal arrived; the run was saved.
         """
         began, run, stop = time.perf_counter(), self.run, self.stop
@@ -184,7 +195,7 @@ class Session(Generic[JobT]):
             warn(self.tracker, self.problems())
 
         try:
-            drive(run, self.tracker, lambda: stop.signum is not None, after_each)
+            drive(run, self.tracker, lambda: stop.signum is not None, after_each, self.callbacks)
         except (EnvironmentFailed, ResourceError) as failed:
             whole = run.regime.whole and isinstance(failed, EnvironmentFailed)
             if whole:

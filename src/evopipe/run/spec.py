@@ -28,6 +28,7 @@ from evopipe.mutations import NONE, Mutation, Traits, mutate
 from evopipe.native import build
 from evopipe.params.search import SearchConfig
 from evopipe.rng import Purpose
+from evopipe.run.curriculum import Curriculum
 from evopipe.schema.blocks import EnvConfig, MutationConfig, TournamentConfig
 from evopipe.schema.declare import evolvable
 from evopipe.schema.stored import in_a_sentence
@@ -144,6 +145,15 @@ class Spec(ABC):
     def learns_from_evaluation(self) -> bool:
         """Whether the transitions of evaluation episodes are added to the replay buffers."""
         return False
+
+    @property
+    def curriculum(self) -> Curriculum | None:
+        """What changes the training environments from generation to generation, as a new object; None if nothing does.
+
+        Raises:
+            ParamsError, EnvironmentFailed: the function cannot be imported.
+        """
+        return None
 
     @property
     def each(self) -> int:
@@ -350,6 +360,11 @@ class EnvSpec(Spec):
     @property
     def learns_from_evaluation(self) -> bool:
         return self.train.replay.evaluation
+
+    @property
+    def curriculum(self) -> Curriculum | None:
+        name = self.train.curriculum
+        return None if name is None else Curriculum(name, self.env.kwargs)
 
     @property
     def unrewarded(self) -> str:

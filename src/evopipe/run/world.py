@@ -125,6 +125,11 @@ class World:
         self._begin(rows)
         return rows
 
+    def reopen(self, kwargs: Mapping[str, Any]) -> None:
+        """Make all environments anew with these keyword arguments, and begin an episode in each; see `Taught`."""
+        self.pool.reopen(kwargs)
+        self._begin(np.arange(self.pool.rows))
+
     def own(self, x: np.ndarray) -> np.ndarray:
         """Return the rows of an array that belong to living members (those that train now).
 

@@ -14,18 +14,17 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    SerializerFunctionWrapHandler,
     ValidatorFunctionWrapHandler,
     WrapValidator,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
 from evopipe import plugins
 from evopipe.errors import ParamsError, suggestion
 from evopipe.own import NAME
-from evopipe.schema.declare import Problem, Schema, located, ordered, some_mass
+from evopipe.schema.callbacks import CallbacksConfig, FunctionName
+from evopipe.schema.declare import Problem, Schema, left_out, located, ordered, some_mass
 from evopipe.schema.shards import ShardsConfig
 
 Activation = Literal["ReLU", "ELU", "GELU", "Tanh", "LeakyReLU", "SiLU", "Softsign", "Sigmoid", "Softplus", "Identity"]
@@ -377,11 +376,7 @@ class NetworkConfig(Schema):
             )
         return self
 
-    @model_serializer(mode="wrap")
-    def _without_module(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what stands for no module: the other networks are written as they always were."""
-        found: dict[str, Any] = handler(self)
-        return {name: value for name, value in found.items() if value or name not in ("module", "kwargs")}
+    _spare = left_out("module", "kwargs")
 
 
 class NormaliseConfig(Schema):
@@ -504,6 +499,15 @@ class TrainConfig(Schema):
     )
     normalise: NormaliseConfig = Field(default_factory=NormaliseConfig)
     replay: ReplayConfig = Field(default_factory=ReplayConfig)
+    callbacks: CallbacksConfig = Field(default_factory=CallbacksConfig, validate_default=True)
+    curriculum: FunctionName | None = Field(
+        None,
+        validate_default=True,
+        description="function, as `module:function`, of progress and score, which returns the arguments in which the "
+        "next generation's training environments differ from `env.kwargs`; null: none; may be left out",
+    )
+
+    _spare = left_out("callbacks", "curriculum")
 
 
 class TournamentConfig(Schema):

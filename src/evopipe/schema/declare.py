@@ -15,8 +15,10 @@ from pydantic import (
     Field,
     ModelWrapValidatorHandler,
     PrivateAttr,
+    SerializerFunctionWrapHandler,
     ValidationError,
     ValidationInfo,
+    model_serializer,
     model_validator,
 )
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
@@ -109,6 +111,22 @@ def ordered(*names: str) -> Any:
         return block
 
     return model_validator(mode="after")(check)
+
+
+def left_out(*names: str) -> Any:
+    """Return a pydantic serializer for a block, which leaves out those of the fields `names` that have their defaults.
+
+    A block that gains such a field is written, and hashed, as before.
+    """
+
+    def serialize(self: Any, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        found: dict[str, Any] = handler(self)
+        defaults = {name: type(self).model_fields[name].get_default(call_default_factory=True) for name in names}
+        return {
+            name: value for name, value in found.items() if name not in names or getattr(self, name) != defaults[name]
+        }
+
+    return model_serializer(mode="wrap")(serialize)
 
 
 def unknown_key(name: str, known: Collection[str]) -> str:

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from evopipe.own import NAME
-from evopipe.schema.declare import Schema, located, ordered, some_mass
+from evopipe.schema.callbacks import CallbacksConfig
+from evopipe.schema.declare import Schema, left_out, located, ordered, some_mass
 from evopipe.schema.shards import ShardsConfig
 
 _Weight = Annotated[float, Field(ge=0.0)]
@@ -217,6 +218,9 @@ class TextTrain(Schema):
     target_sigmas: float = Field(
         0.0, ge=0.0, description="standard errors by which the score of that second evaluation must exceed `target`"
     )
+    callbacks: CallbacksConfig = Field(default_factory=CallbacksConfig, validate_default=True)
+
+    _spare = left_out("callbacks")
 
 
 class TextMutation(Schema):

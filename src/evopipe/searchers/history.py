@@ -106,6 +106,7 @@ class Record:
         champion: the best member so far; None before the first evaluation.
         children: the members of the next generation; empty after the last one.
         restored: whether all members diverged, so that the run went back to an earlier generation.
+        curriculum: the keyword arguments of the environments in which members trained; None without a curriculum.
     """
 
     generation: int
@@ -114,6 +115,7 @@ class Record:
     champion: Best | None = None
     children: tuple[Born, ...] = ()
     restored: Annotated[bool, Field(exclude_if=lambda restored: not restored)] = False
+    curriculum: Annotated[dict[str, Any] | None, Field(exclude_if=lambda curriculum: curriculum is None)] = None
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = _RECORD.dump_python(self, mode="json")

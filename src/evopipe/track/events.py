@@ -142,6 +142,7 @@ class Generation:
         members: the members that trained in the generation.
         best, mean: the highest fitness, and the mean fitness of healthy members, in the generation.
         elite, elite_id: the best score so far, and the id of its member.
+        curriculum: the keyword arguments of the environments in which members trained; None without a curriculum.
     """
 
     generation: int
@@ -154,6 +155,7 @@ class Generation:
     mean: _Float
     elite: _Float  # the best score so far, and whose it is
     elite_id: int
+    curriculum: dict[str, Any] | None = None
 
     @classmethod
     def of(
@@ -187,11 +189,16 @@ class Generation:
         scores = [m.fitness for m in record.members if math.isfinite(m.fitness)]
         best, mean = (max(scores), sum(scores) / len(scores)) if scores else (math.nan, math.nan)
         elite, elite_id = (record.champion.score, record.champion.id) if record.champion else (math.nan, -1)
-        return cls(record.generation, record.step, *steps, seconds, tuple(rows), best, mean, elite, elite_id)
+        env_steps, eval_steps = steps
+        return cls(
+            record.generation, record.step, env_steps, eval_steps, seconds, tuple(rows), best, mean, elite, elite_id,
+            record.curriculum,
+        )  # fmt: skip
 
     def metrics(self) -> dict[str, float]:
         """Return the population's finite numbers by the names that trackers show, such as `fitness/best`."""
         apart = any(row.steps is not None for row in self.members)
+        taught = {f"curriculum/{k}": v for k, v in (self.curriculum or {}).items() if isinstance(v, int | float)}
         named = {
             "fitness/best": self.best,
             "fitness/mean": self.mean,
@@ -203,6 +210,7 @@ class Generation:
             "steps/each_member": None if apart else self.step,
             "steps/evaluation": self.eval_steps,
             "time/generation_seconds": self.seconds or None,
+            **taught,
         }
         return _finite(named)
 

@@ -286,6 +286,22 @@ def test_the_page_on_teams_runs(
     assert not names["env"].agents
 
 
+@pytest.mark.thorough
+def test_the_page_of_callbacks_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module, call = blocks(DOCS / "callbacks.md", "python")[:2]
+    (tmp_path / "watch.py").write_text(module)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    exec(compile(call, "callbacks.md", "exec"), {"__name__": "callbacks_page"})
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("a new elite, ")
+    assert second.startswith("generation 1, 832 steps: {0: ")
+    named = parse_params(parse_yaml(blocks(DOCS / "callbacks.md", "yaml")[0], "example").data).train.callbacks
+    assert named.functions().keys() == {"on_generation", "on_best"}
+
+
 def test_the_environment_of_the_page_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = DOCS / "environments.md"
     (module,) = blocks(page, "python")
