@@ -1,4 +1,5 @@
-"""Environments in C on the CPU, with tensors as results: some of Gymnasium's, and a user's own (`env.source`).
+"""Environments in C on the CPU, with tensors as results: some of Gymnasium's, MinAtar's games, and a user's own
+(`env.source`).
 
 A row's state is bytes that its C code alone reads, see `native/environment.h`. C writes observations, rewards and ends
 into the tensors that learners read.
