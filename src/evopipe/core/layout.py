@@ -47,10 +47,10 @@ class Part(NamedTuple):
         return row[self.start : self.start + self.rows * self.columns].view(self.rows, self.columns)
 
     def grouped(self, row: Tensor) -> Tensor:
-        """Return the parameter tensor of a flat row as a view `[rows, groups, units]`, with an axis for its groups of
-        columns.
+        """Return the parameter tensor of a flat row as a view `[rows, groups, units]`: its columns are split into
+        `groups` equal blocks of `units` columns.
 
-        `units` is the number of columns in a group.
+        An LSTM layer has a block for each of its four gates, any other layer a single one.
         """
         return self.of(row).view(self.rows, self.groups, self.units)
 

@@ -181,11 +181,11 @@ class Padded:
         return index.to(self.device)
 
     def own_places(self, last: int) -> Tensor | None:
-        """Return a number for each of the last `last` layers of each member, `[last, P]`. The output layer is included.
+        """Return the index of each of the last `last` layers among those of them that the member has, `[last, P]`.
 
-        The numbers of a member begin at 0. A layer that the member lacks is not counted, and its number is arbitrary.
-        If a member lacks the second of three layers, its numbers are 0, arbitrary, 1. The result is None if no member
-        lacks a layer.
+        The output layer is included. Indices begin at 0. A layer that a member lacks (it is padding) is not counted,
+        and its own entry is arbitrary. If a member lacks the second of three layers, its entries are 0, arbitrary, 1.
+        The result is None if no member lacks a layer.
         """
         hidden = self.names[len(self.names) + 1 - last :]
         present = [[name in arch.layers for arch in self.archs] for name in hidden]

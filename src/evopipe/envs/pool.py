@@ -258,8 +258,11 @@ class EnvPool:
         self._sent = index, action
 
     def taken(self, actions: npt.NDArray[Any], rows: npt.ArrayLike | None = None) -> npt.NDArray[Any]:
-        """Return the actions of a team of K agents as they are executed, `[n, K, …]`: actions that the environment sets
-        itself replace the policy's `actions`. `rows` `[n]` are the environments of these actions; None for all."""
+        """Return the actions of a team of K agents as they are executed, `[n, K, …]`.
+
+        They are the policy's `actions`, unless the environment prescribes an agent's action in its `info`: then it is
+        that one. `rows` `[n]` are the environments of these actions; None for all.
+        """
         if not self.is_forced.any():
             return actions
         index = self._all if rows is None else np.asarray(rows, np.int64)

@@ -44,8 +44,8 @@ class Batches:
         levels: the sum trees of priorities; empty for uniform sampling.
         draw: the stream of random numbers.
         given: five tensors: the members' random keys `[P]`, their slots (places in the population) `[P]`, the indices
-            of the first rows of their buffers `[P]`, the weights `[P, B]` of the minibatch's B transitions in the loss,
-            and the members' discount factors γ `[P]`.
+            of the first rows of their buffers `[P]`, the weights `[P, B]` by which the losses of the B places of a
+            minibatch are multiplied (0 beyond a member's own batch size), and the members' discount factors γ `[P]`.
     """
 
     def __init__(self, layout: Any, rows: Tensor, levels: Sequence[Tensor], draw: Stream, *given: Tensor) -> None:

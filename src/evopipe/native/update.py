@@ -76,9 +76,9 @@ class Recipe(NamedTuple):
     numbers.
 
     Attributes:
-        name: the kernel's name.
-        of: the learners (networks and optimisers).
-        job: the C struct for the learners.
+        name: the name of the C function, such as `ddpg_update`.
+        of: the members' networks and optimisers, which change in place.
+        job: the C struct that holds the addresses of their arrays.
         noise: the number of normal random numbers that each transition of a minibatch needs to draw the next action.
         scale: `[P]`, each member's standard deviation of these random numbers; None if it is 1.
         own_noise: whether as many random numbers are drawn again, for the actions in the actor's own update.
@@ -212,9 +212,9 @@ def learn(
     numbers are finite).
 
     Args:
-        name: the kernel's name.
-        of: the learners (networks and optimisers).
-        job: the C struct for the learners.
+        name: the name of the C function, such as `ddpg_update`.
+        of: the members' networks and optimisers, which change in place.
+        job: the C struct that holds the addresses of their arrays.
         batch: the minibatch.
         healthy: `[P]` bool, the members that learn.
         noise, own_noise: `[P, n]`, the random numbers for next actions and for the actor's own actions; None if the

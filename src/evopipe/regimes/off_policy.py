@@ -147,7 +147,7 @@ class OffPolicy:
             self._fill(slots)
 
     def reopen(self, kwargs: Mapping[str, Any]) -> None:
-        """Make the environments anew with these keyword arguments; see `Taught`. The replay buffer keeps its rows."""
+        """Make the environments anew with these keyword arguments, as a curriculum asks. The replay buffer stays."""
         assert isinstance(self.world, World)
         self.whole = False
         self.world.reopen(kwargs)

@@ -128,7 +128,7 @@ class World:
         return rows
 
     def reopen(self, kwargs: Mapping[str, Any]) -> None:
-        """Make all environments anew with these keyword arguments, and begin an episode in each; see `Taught`."""
+        """Make all environments anew with these keyword arguments, as a curriculum asks; begin an episode in each."""
         self.pool.reopen(kwargs)
         self._begin(np.arange(self.pool.rows))
 
