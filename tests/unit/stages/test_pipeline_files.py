@@ -18,8 +18,8 @@ from evopipe import layout
 from evopipe.agents.settings import Agents
 from evopipe.algos import get
 from evopipe.params.text import LanguageParams
-from evopipe.schema.blocks import NEUTRAL as NEUTRAL_RUNTIME
 from evopipe.schema.read import parse_yaml, read_yaml
+from evopipe.schema.runtime import NEUTRAL as NEUTRAL_RUNTIME
 from evopipe.schema.write import dump_yaml
 
 ROOT = Path(__file__).parents[3]
