@@ -14,7 +14,7 @@ import learning_curves
 from make_parameters import publish, rows, table
 
 from evopipe import algos
-from evopipe.schema.blocks import MutationConfig
+from evopipe.schema.evolution import MutationConfig
 from evopipe.schema.read import read_yaml
 from evopipe.types import Spaces, Words
 

@@ -20,8 +20,8 @@ from pydantic.fields import FieldInfo
 from evopipe import algos, searchers
 from evopipe.params.load import Params
 from evopipe.params.text import LanguageParams
-from evopipe.schema.blocks import TournamentConfig
 from evopipe.schema.declare import Evolve
+from evopipe.schema.evolution import TournamentConfig
 
 PAGE = Path(__file__).parent / "parameters.md"
 LANGUAGE_PAGE = Path(__file__).parent / "language-parameters.md"

@@ -24,7 +24,7 @@ from evopipe.formats import clean
 from evopipe.params.load import load_params
 from evopipe.report.page import compose
 from evopipe.report.read import read
-from evopipe.schema.blocks import MutationConfig, TournamentConfig
+from evopipe.schema.evolution import MutationConfig, TournamentConfig
 from evopipe.schema.write import dump_yaml
 from evopipe.stages.report import _shown
 from illnesses import ILL, WELL

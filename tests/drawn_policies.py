@@ -20,7 +20,7 @@ from evopipe.core.layout import Block
 from evopipe.core.member import Member
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.policies import policy
-from evopipe.schema.blocks import NormaliseConfig
+from evopipe.schema.train import NormaliseConfig
 
 ROWS = 32
 SERVED = {

@@ -8,7 +8,7 @@ from typing import Any
 
 from evopipe.core.arch import Arch
 from evopipe.mutations import NONE, Mutation
-from evopipe.schema.blocks import NetworkConfig
+from evopipe.schema.network import NetworkConfig
 from evopipe.searchers.history import Best, Born, Record, Scored
 
 LR = "lr"

@@ -31,9 +31,11 @@ from evopipe.run.callbacks import Callbacks
 from evopipe.run.run import Run
 from evopipe.run.session import Home, Session
 from evopipe.run.spec import EnvSpec, first_members
-from evopipe.schema.blocks import EnvConfig, MutationConfig, TournamentConfig, TrainConfig
 from evopipe.schema.callbacks import CallbacksConfig
 from evopipe.schema.declare import evolvable
+from evopipe.schema.env import EnvConfig
+from evopipe.schema.evolution import MutationConfig, TournamentConfig
+from evopipe.schema.train import TrainConfig
 from evopipe.signals import StopSignal
 from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.track.events import Tracker

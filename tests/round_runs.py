@@ -10,7 +10,7 @@ from evopipe.core.arch import Arch
 from evopipe.mutations import NONE, Mutation
 from evopipe.report import read
 from evopipe.report.lives import Key, lives_of
-from evopipe.schema.blocks import NetworkConfig
+from evopipe.schema.network import NetworkConfig
 from evopipe.searchers.history import Best, Born, Record, Scored
 
 SMALL = lineages.ARCH

@@ -26,7 +26,8 @@ def make(name: str) -> None:
 
     from evopipe.data.collect import collect
     from evopipe.envs.pool import EnvPool
-    from evopipe.schema.blocks import CollectConfig, EnvConfig
+    from evopipe.schema.env import EnvConfig
+    from evopipe.schema.fetch import CollectConfig
 
     env, count, policies = _CONTENTS[name]
     with closing(EnvPool(EnvConfig(id=env), 1, what="behaviour")) as pool:

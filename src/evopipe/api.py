@@ -19,7 +19,7 @@ from evopipe.policies.loading import load
 from evopipe.policies.team import TeamPolicy
 from evopipe.problems import check, part_of
 from evopipe.run.callbacks import Callback
-from evopipe.schema.blocks import TrackingConfig
+from evopipe.schema.tracking import TrackingConfig
 from evopipe.searchers.history import Record, read_lineage
 from evopipe.storage.files import read_bytes, read_json
 from evopipe.track import tracking

@@ -6,29 +6,23 @@ it needs.
 
 from __future__ import annotations
 
-import json
-import os
 import shlex
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from evopipe import layout
 from evopipe.cli_agent import agent
+from evopipe.cli_env import env
+from evopipe.cli_params import params
+from evopipe.cli_shared import Arguments, Options, loading_later, warn, without_torch
 from evopipe.cli_zoo import pull, push, zoo
-from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, UsageError, suggestion
+from evopipe.errors import UsageError
 from evopipe.version import __version__
-
-if TYPE_CHECKING:
-    from evopipe.params.load import AnyParams
 
 app = typer.Typer(
     name="evopipe",
@@ -48,88 +42,13 @@ def _group(name: str, what: str) -> typer.Typer:
 
 
 _gpu = _group("gpu", "Try this machine's GPU.")
-_params = _group("params", "Check and show params.yaml.")
+app.add_typer(params, name="params")
 _track = _group("track", "See and compare runs in MLflow, Weights & Biases, TensorBoard.")
-_env = _group("env", "Try environments.")
+app.add_typer(env, name="env")
 app.add_typer(agent, name="agent")
 app.add_typer(zoo, name="zoo")
 app.command("push")(push)
 app.command("pull")(pull)
-
-
-@dataclass(frozen=True)
-class _Options:
-    params: str
-    quiet: bool
-    more: dict[str, Any] = field(default_factory=dict)  # of one command's own, for its stage
-
-    def load(self) -> AnyParams:
-        from evopipe.params.load import load_params
-
-        return load_params(self.params)
-
-    @contextmanager
-    def placing(self) -> Iterator[None]:
-        """Give a `ParamsError`, of which a line begins with a key's path, the line and column of that key."""
-        try:
-            yield
-        except ParamsError as error:
-            from evopipe.schema.read import read_yaml
-
-            lines = str(error).splitlines()
-            with suppress(EvopipeError):  # a file that is gone by now gives no place
-                document = read_yaml(self.params)
-                for i, text in enumerate(lines):
-                    keys = tuple(text.partition(":")[0].split("."))
-                    if keys[0] in document.data:
-                        line, column = document.mark(keys)
-                        lines[i] = f"{self.params}:{line}:{column}: {text}"
-            raise ParamsError("\n".join(lines)) from error
-
-    def tell(self, sentence: str, err: bool = False) -> None:
-        if not self.quiet:
-            typer.echo(sentence, err=err)
-
-
-def _warn(sentence: str) -> None:
-    typer.echo(f"warning: {sentence}", err=True)
-
-
-class _Later(ModuleType):
-    """Stands in for a package until one of its names is asked for; then hands out the package's own."""
-
-    def __getattr__(self, name: str) -> Any:
-        if sys.modules.get(self.__name__) is self:
-            del sys.modules[self.__name__]
-        return getattr(import_module(self.__name__), name)
-
-
-def _load_later(*names: str) -> list[_Later]:
-    """Let what is imported from here on load these packages where it first uses them; return their stand-ins. Algorithm
-    files say `import torch` at their top, which costs 1.6 s, and often only their `Config` is read: see
-    docs/decisions/0015. Nor is it worth the time to look for plugins of pydantic."""
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    found = [_Later(name) for name in names if name not in sys.modules]
-    sys.modules |= {later.__name__: later for later in found}
-    return found
-
-
-@contextmanager
-def _loading_later(*names: str) -> Iterator[None]:
-    """Let what is imported in the block load these packages where it first uses them. Behind it they count as not
-    loaded, as libraries ask that look whether an array is torch's."""
-    found = _load_later(*names)
-    try:
-        yield
-    finally:
-        for later in found:
-            if sys.modules.get(later.__name__) is later:
-                del sys.modules[later.__name__]
-
-
-def _without_torch() -> None:
-    """Do without torch and numpy, which these commands never use."""
-    _load_later("torch", "numpy")
 
 
 def _print_version(wanted: bool) -> None:
@@ -148,14 +67,14 @@ def _options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    context.obj = _Options(params, quiet)
+    context.obj = Options(params, quiet)
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
 
 def _stage(stage: layout.Stage) -> Callable[..., None]:
     def run(context: typer.Context) -> None:
-        with _loading_later(*["torch"] * stage.light):
+        with loading_later(*["torch"] * stage.light):
             from evopipe import stages
             from evopipe.signals import watch_ancestors
             from evopipe.track import tracking
@@ -195,32 +114,6 @@ for _each in layout.STAGES:
     app.command(_each.name, help=_each.described)(_stage(_each))
 
 
-def _json(kind: type, called: str, example: str) -> Callable[[str], Any]:
-    """Return a reader of an option that is JSON of one kind."""
-
-    def read(text: str) -> Any:
-        try:
-            value = json.loads(text)
-        except ValueError as error:
-            raise typer.BadParameter(f"not JSON ({error}): write it like '{example}'") from None
-        if not isinstance(value, kind):
-            raise typer.BadParameter(f"must be a JSON {called}: write it like '{example}'")
-        return value
-
-    return read
-
-
-_Arguments = Annotated[
-    dict[str, Any] | None,
-    typer.Option(
-        "--kwargs",
-        metavar="JSON",
-        parser=_json(dict, "object", '{"continuous": false}'),
-        help="Keyword arguments of the environment.",
-    ),
-]
-
-
 @app.command("play")
 def _play(
     context: typer.Context,
@@ -231,7 +124,7 @@ def _play(
     gif: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an animated GIF; no window.")] = None,
     mp4: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an MP4 film; no window.")] = None,
     env: Annotated[str | None, typer.Option(metavar="ID", help="Another environment than the policy's own.")] = None,
-    kwargs: _Arguments = None,
+    kwargs: Arguments = None,
     trust: Annotated[bool, typer.Option("--trust", help="Run the modules that the folder names.")] = False,
     prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="What a language model is to complete.")] = None,
 ) -> None:
@@ -339,7 +232,7 @@ def _sweep(
     from evopipe import sweep
 
     sweep.command(
-        context.obj.params, name, sets or (), samples or (), trials, sampler, jobs, experiments, context.obj.tell, _warn
+        context.obj.params, name, sets or (), samples or (), trials, sampler, jobs, experiments, context.obj.tell, warn
     )
 
 
@@ -379,7 +272,7 @@ def _compare(
 
     rows, notes = comparison.compare(what or (), everywhere)
     for note in notes:
-        _warn(note)
+        warn(note)
     typer.echo(comparison.table(rows))
     wanted = ((picture, pictures.draw), (curves, pictures.draw_curves), (parallel, pictures.draw_parallel))
     for path, draw in wanted:
@@ -403,7 +296,7 @@ def _verify(
     from evopipe.verify.clones import verify as run_verify
 
     tell = context.obj.tell
-    run_verify(pipeline, lock, jobs, tolerance, keep, tell, partial(tell, err=True), _warn)
+    run_verify(pipeline, lock, jobs, tolerance, keep, tell, partial(tell, err=True), warn)
 
 
 @app.command("new")
@@ -428,144 +321,16 @@ def _new(
 @app.command("algos")
 def _algos() -> None:
     """List the algorithms."""
-    _without_torch()
+    without_torch()
     from evopipe import algos as registry
 
     for name in registry.names(None):
         if (wrong := registry.refused(name)) is not None:
-            _warn(f"{name}: {wrong}")
+            warn(f"{name}: {wrong}")
             continue
         algo, outside = registry.get(name), registry.plugin(name)
         of = f" ({outside.package} {outside.version})" if outside else ""
         typer.echo(f"{name:8} {(algo.__doc__ or '').partition(chr(10))[0]} {algo.PAPER}{of}")
-
-
-_params.callback()(_without_torch)
-
-
-@_params.command("check")
-def _params_check(context: typer.Context) -> None:
-    """Say what is wrong with the params file, and where; it makes the environment where that is not Gymnasium's own."""
-    from evopipe.problems import check
-
-    params = context.obj.load()
-    with context.obj.placing():
-        check(params)
-    context.obj.tell(f"{context.obj.params}: ok")
-
-
-@_params.command("schema")
-def _params_schema() -> None:
-    """Print the JSON schema of params.yaml."""
-    from evopipe.params.load import json_schema
-
-    typer.echo(json.dumps(json_schema(), indent=2))
-
-
-@_params.command("show")
-def _params_show(
-    context: typer.Context,
-    key: Annotated[str | None, typer.Argument(metavar="[KEY.PATH]", help="One value, such as train.max_steps.")] = None,
-) -> None:
-    """Print the parameters in effect, or one of them."""
-    from evopipe.schema.declare import value_at
-    from evopipe.schema.write import dump_yaml
-
-    params = context.obj.load()
-    value = params.model_dump(mode="json") if key is None else value_at(params, key)
-    typer.echo(value if isinstance(value, str) else dump_yaml(value).rstrip("\n"))
-
-
-@_params.command("fill")
-def _params_fill(context: typer.Context) -> None:
-    """Write the keys that the params file lacks into it, with their defaults; what stands there stays."""
-    from evopipe.params.load import filled
-    from evopipe.storage.files import write_text
-
-    text, added = filled(context.obj.params)
-    if added:
-        write_text(Path(context.obj.params), text)
-    context.obj.tell(f"{context.obj.params}: {', '.join(added)} added" if added else f"{context.obj.params}: complete")
-
-
-@_params.command("block")
-def _params_block(
-    algo: Annotated[str, typer.Argument(metavar="ALGO", help="An algorithm, see evopipe algos.")],
-) -> None:
-    """Print an algorithm's block with its defaults, to go below `algos:`."""
-    from evopipe import algos as registry
-    from evopipe.schema.write import block
-
-    if algo not in (known := registry.names(None)):
-        raise UsageError(f"params block: no algorithm {algo!r}{suggestion(algo, known)}")
-    typer.echo(block(algo, registry.get(algo).Config()), nl=False)
-
-
-@_env.command("check")
-def _env_check(
-    context: typer.Context,
-    env_id: Annotated[
-        str, typer.Argument(metavar="ID", help="Gymnasium's or PettingZoo's id, module:EnvId or module:function.")
-    ],
-    kwargs: _Arguments = None,
-    wrappers: Annotated[
-        Any,
-        typer.Option(
-            metavar="JSON",
-            parser=_json(list, "list", '["FlattenObservation"]'),
-            help="A list, as env.wrappers in params.yaml.",
-        ),
-    ] = None,
-    source: Annotated[
-        str | None, typer.Option(metavar="FILE", help="A C file, as env.source: compared with Gymnasium's of this id.")
-    ] = None,
-    gamma: Annotated[float, typer.Option(metavar="G", min=0, max=1, help="The discount of training to come.")] = 0.99,
-) -> None:
-    """Try an environment: spaces, resets, steps, dtypes, determinism; then what random play shows: scales, rewards."""
-    from evopipe.envs.check import check, described
-    from evopipe.envs.outlook import outlook
-
-    errors = []
-    for finding in check(env_id, kwargs or {}, wrappers or (), source):
-        if finding.startswith("error: "):
-            errors.append(f"{env_id}: {finding.removeprefix('error: ')}")
-        else:
-            typer.echo(f"{env_id}: {finding}", err=True)
-    if errors:
-        raise EnvironmentFailed("\n".join(errors))
-    figures, *warned = outlook(described(env_id, kwargs or {}, wrappers or (), source), gamma)
-    for finding in (figures, *warned) if warned else ():  # an environment that is right is told so in one word
-        typer.echo(f"{env_id}: {finding}", err=True)
-    context.obj.tell(f"{env_id}: ok")
-
-
-@_env.command("bench")
-def _env_bench(
-    context: typer.Context,
-    env_id: Annotated[str, typer.Argument(metavar="ID", help="As for evopipe env check.")],
-    kwargs: _Arguments = None,
-    source: Annotated[str | None, typer.Option(metavar="FILE", help="A C file, as env.source.")] = None,
-    rows: Annotated[
-        int, typer.Option(metavar="N", min=1, max=65536, help="Environments at a time: members times env.num_envs.")
-    ] = 64,
-    seconds: Annotated[float, typer.Option(metavar="S", min=0.01, max=60, help="Of each measurement.")] = 1.0,
-) -> None:
-    """Measure the steps a second of an environment here, by backend and by number of worker processes."""
-    from evopipe.envs.check import described
-    from evopipe.envs.speed import chosen, speeds
-    from evopipe.formats import columns
-
-    found = list(speeds(described(env_id, kwargs or {}, (), source), rows, seconds))
-    lines = [("env.backend", "env_workers", "steps a second", "of the first")]
-    for way in found:
-        workers = "" if way.workers is None else str(way.workers)
-        lines.append((way.backend, workers, f"{way.rate:,.0f}", f"{way.rate / found[0].rate:.2f}"))
-    for line in columns(lines):
-        typer.echo(line)
-    best = max(found, key=lambda way: way.rate)
-    how = "" if best.workers is None else f" with runtime.env_workers: {best.workers}"
-    auto = chosen(rows) if any(way.workers for way in found) else 0
-    context.obj.tell(f"fastest here: env.backend: {best.backend}{how}; env_workers: auto begins with {auto} under sync")
 
 
 @_gpu.command("check")
@@ -585,14 +350,14 @@ def _gpu_check(
 @_track.command("sync")
 def _track_sync(context: typer.Context) -> None:
     """Bring to the trackers what they have not got: this machine's runs, DVC's experiments, restored runs."""
-    _without_torch()
+    without_torch()
     tracking = context.obj.load().tracking
     if not tracking.backends:
         raise UsageError(f"{context.obj.params}: tracking.backends is empty: name a tracker, such as [mlflow]")
     from evopipe.storage.keys import dvc_root
     from evopipe.track.outbox import sync
 
-    for name, new in sync(dvc_root(), tracking, context.obj.tell, _warn).items():
+    for name, new in sync(dvc_root(), tracking, context.obj.tell, warn).items():
         context.obj.tell(f"{name}: {new}")
 
 

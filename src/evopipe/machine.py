@@ -18,8 +18,8 @@ import torch
 
 from evopipe.errors import ParamsError
 from evopipe.native import build
-from evopipe.schema.blocks import RuntimeConfig
 from evopipe.schema.language import TextRuntime
+from evopipe.schema.runtime import RuntimeConfig
 
 _TRIM, _MMAP = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc's mallopt
 _PACKAGES = ("evopipe", "torch", "numpy", "gymnasium")

@@ -21,7 +21,8 @@ from evopipe.run.act import act, take_note
 from evopipe.run.evaluate import Episodes, evaluate
 from evopipe.run.run import Run
 from evopipe.run.spec import EnvSpec, first_members
-from evopipe.schema.blocks import EnvConfig, MutationConfig, TournamentConfig
+from evopipe.schema.env import EnvConfig
+from evopipe.schema.evolution import MutationConfig, TournamentConfig
 from evopipe.searchers.apply import Evolved, evolve
 from evopipe.searchers.tournament import Selection, tournament
 

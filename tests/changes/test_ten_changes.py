@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from evopipe.schema.blocks import TrackingConfig
+from evopipe.schema.tracking import TrackingConfig
 from evopipe.storage.files import make_folder
 from evopipe.track.backends import Appending
 from evopipe.track.events import Generation
@@ -67,7 +67,7 @@ import numpy as np
 from evopipe.envs.make import close, make_env
 from evopipe.envs.rows import Actions, Begun, Ints, RowStep, Upcoming
 from evopipe.envs.spaces import ActionSpace
-from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.env import EnvConfig
 from evopipe.types import Spaces
 
 
@@ -174,7 +174,7 @@ def test_a_native_layer(copy: Copy) -> None:
     """Torch has an activation by its class's name; the kernels compute it and its slope, without a warning."""
     name, identity = '"Softplus", "Identity"]', "default: DO(IDENTITY);"
     value, slope = "    default: return z;\n", "    default: return all(1.0f);\n"
-    copy.edit("schema/blocks.py", name=(name, name.replace(" ", ' "ReLU6", ')))
+    copy.edit("schema/network.py", name=(name, name.replace(" ", ' "ReLU6", ')))
     copy.edit(
         "native/functions.h",
         kind=("SOFTPLUS, IDENTITY }", "SOFTPLUS, RELU6, IDENTITY }"),
@@ -183,7 +183,7 @@ def test_a_native_layer(copy: Copy) -> None:
         case=(identity, f"case RELU6: DO(RELU6); break; {identity}"),
     )
     copy.contract("tests/unit/native/test_native.py", "-k", "those_of_torch and ReLU6 or every_activation")
-    assert copy.files == ["schema/blocks.py", "native/functions.h"]
+    assert copy.files == ["schema/network.py", "native/functions.h"]
 
 
 FIGURE = """

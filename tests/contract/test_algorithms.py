@@ -20,7 +20,7 @@ from evopipe.core.cohort import dissolve
 from evopipe.errors import ParamsError
 from evopipe.problems.env import begin
 from evopipe.run.spec import first_members
-from evopipe.schema.blocks import MutationConfig
+from evopipe.schema.evolution import MutationConfig
 from evopipe.searchers.apply import evolve
 from evopipe.searchers.history import Record
 from evopipe.types import Spaces

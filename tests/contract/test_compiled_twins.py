@@ -15,7 +15,7 @@ from evopipe.envs.compiled import CompiledPool
 from evopipe.envs.make import make_env
 from evopipe.native.environment import offered
 from evopipe.rng import Purpose
-from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.env import EnvConfig
 
 CPU, PI, ROWS = torch.device("cpu"), np.pi, 20
 STEPS = [pytest.param(2_000, id="2e3"), pytest.param(100_000, marks=pytest.mark.slow, id="1e5")]

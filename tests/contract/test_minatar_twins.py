@@ -15,7 +15,7 @@ from evopipe.envs.compiled import CompiledPool
 from evopipe.envs.make import make_env
 from evopipe.native.environment import MOST_DRAWS, offered
 from evopipe.rng import Purpose
-from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.env import EnvConfig
 from minatar_games import GAMES, Drawn, whole
 
 pytest.importorskip("minatar", reason="an extra of its own: pip install 'evopipe[minatar]'")

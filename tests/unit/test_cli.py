@@ -355,8 +355,8 @@ sys.exit(f"{STAGE} loaded torch" if "torch.nn" in sys.modules else code)
 def test_torch_works_when_a_light_command_uses_it_after_all() -> None:
     program = """
 import sys
-from evopipe.cli import _without_torch
-_without_torch()
+from evopipe.cli_shared import without_torch
+without_torch()
 import torch, numpy as np
 import torch as again
 assert again is torch and "torch.nn" not in sys.modules and "numpy.core" not in sys.modules

@@ -54,18 +54,18 @@ TELL, ERR = "tell", ("tell", {"err": True})
 @pytest.mark.parametrize(
     ("words", "target", "given"),
     [
-        ("sweep", "sweep.command", ["params.yaml", "sweep", (), (), None, "random", None, True, TELL, "_warn"]),
+        ("sweep", "sweep.command", ["params.yaml", "sweep", (), (), None, "random", None, True, TELL, "warn"]),
         (
             "--params p.yaml sweep big --set a=1,2 --set b=3 --sample c=uniform(0,1) --trials 7 --sampler sobol "
             "--jobs 5 --no-experiments",
             "sweep.command",
-            ["p.yaml", "big", ["a=1,2", "b=3"], ["c=uniform(0,1)"], 7, "sobol", 5, False, TELL, "_warn"],
+            ["p.yaml", "big", ["a=1,2", "b=3"], ["c=uniform(0,1)"], 7, "sobol", 5, False, TELL, "warn"],
         ),
-        ("verify", "verify.clones.verify", [HERE, False, 1, 0.1, False, TELL, ERR, "_warn"]),
+        ("verify", "verify.clones.verify", [HERE, False, 1, 0.1, False, TELL, ERR, "warn"]),
         (
             "verify --pipeline a --jobs 2 --lock --tolerance 0.25 --keep",
             "verify.clones.verify",
-            [Path("a"), True, 2, 0.25, True, TELL, ERR, "_warn"],
+            [Path("a"), True, 2, 0.25, True, TELL, ERR, "warn"],
         ),
         ("gpu check --device cpu", "verify.gpu.check", [(), torch.device("cpu"), 8, 9, TELL, {"envs": 16}]),
         (
@@ -179,7 +179,7 @@ def test_what_needs_the_parameters_has_them(heard: Heard, tmp_path: Path, monkey
     answer, noted = heard("track sync", "evopipe.track.outbox.sync", {"mlflow": "3 new"})
     assert answer.out == "mlflow: 3 new\n"
     ((root, tracking, *others),) = noted
-    assert (root, tracking.backends, tuple(others)) == (Path("root"), ("mlflow",), (TELL, "_warn"))
+    assert (root, tracking.backends, tuple(others)) == (Path("root"), ("mlflow",), (TELL, "warn"))
     for words, seeds, quiet in (("replay", 3, False), ("--quiet replay --seeds 5", 5, True)):
         ((asked, *rest),) = heard(words, "evopipe.replay.run")[1]
         assert (asked.population.size, *rest) == (params({})["population"]["size"], seeds, quiet)

@@ -17,7 +17,7 @@ from evopipe.errors import ParamsError
 from evopipe.machine import configure, fingerprint, git_revision
 from evopipe.native import build
 from evopipe.params.search import SearchConfig
-from evopipe.schema.blocks import RuntimeConfig
+from evopipe.schema.runtime import RuntimeConfig
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import numpy as np
 
 from evopipe.core.member import Member
 from evopipe.mutations import Mutation, Traits
-from evopipe.schema.blocks import MutationConfig
+from evopipe.schema.evolution import MutationConfig
 
 
 def swap_rows(

@@ -12,7 +12,7 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from evopipe.envs.tensors import TensorPool, TensorStep
-from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.env import EnvConfig
 
 TEAMS = False
 

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from evopipe.schema.blocks import NetworkConfig
 from evopipe.schema.declare import Evolve, hyper
+from evopipe.schema.network import NetworkConfig
 
 _FASTER = "faster, less stable"
 

@@ -10,8 +10,8 @@ import torch
 from evopipe.algos import _hyper
 from evopipe.core import optim
 from evopipe.core.net import Net
-from evopipe.schema.blocks import InitialisationConfig, NetworkConfig
 from evopipe.schema.declare import hyper
+from evopipe.schema.network import InitialisationConfig, NetworkConfig
 from evopipe.types import Hyper, Learned, Sequences, Tensor
 
 BatchSize = Annotated[int, hyper(doc="steps in a minibatch, at most `learn_step`", raising="fewer, steadier updates",

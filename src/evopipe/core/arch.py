@@ -20,7 +20,8 @@ from evopipe.core.padded import WIDTH_MULTIPLE, Padded, widest
 from evopipe.core.stem import Conv, Stem
 from evopipe.core.structure import Option, Structure, Widths
 from evopipe.errors import ParamsError
-from evopipe.schema.blocks import ArchitectureBounds, EncoderKind, NetworkConfig
+from evopipe.schema.evolution import ArchitectureBounds
+from evopipe.schema.network import EncoderKind, NetworkConfig
 from evopipe.schema.stored import StoredArch, in_a_sentence
 from evopipe.types import Image, Tensor
 

@@ -13,7 +13,7 @@ from evopipe.core.cohort import create
 from evopipe.core.layout import Block
 from evopipe.core.member import Member, tensor_kinds
 from evopipe.core.structure import Architecture, Widths
-from evopipe.schema.blocks import NormaliseConfig
+from evopipe.schema.train import NormaliseConfig
 from evopipe.types import Spaces
 
 Forms: TypeAlias = "dict[str, tuple[tuple[int, ...], torch.dtype]]"

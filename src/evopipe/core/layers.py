@@ -8,7 +8,7 @@ from typing import get_args
 
 import torch
 
-from evopipe.schema.blocks import Activation
+from evopipe.schema.network import Activation
 from evopipe.types import Tensor
 
 EPS = 1e-5

@@ -11,7 +11,7 @@ from evopipe.core.arch import Arch
 from evopipe.core.module import Module
 from evopipe.core.readers import ARCHITECTURES
 from evopipe.core.structure import Architecture
-from evopipe.schema.blocks import EncoderKind
+from evopipe.schema.network import EncoderKind
 from evopipe.types import Tensor
 
 ARCHITECTURES |= {**dict.fromkeys(get_args(EncoderKind), Arch.from_json), "module": Module.from_json}

@@ -24,7 +24,7 @@ from evopipe.core.structure import Option, ViewOf, Widths
 from evopipe.errors import EvopipeError, MissingInputError, ParamsError, said
 from evopipe.native.networks import LINE
 from evopipe.own import NAME, import_name
-from evopipe.schema.blocks import ArchitectureBounds
+from evopipe.schema.evolution import ArchitectureBounds
 from evopipe.schema.stored import StoredModule, in_a_sentence
 from evopipe.types import Tensor
 

@@ -30,7 +30,7 @@ from evopipe.core import lstm
 from evopipe.core.layers import NOT_ZERO_AT_ZERO
 from evopipe.core.layout import Block, Layer, Layout
 from evopipe.core.structure import Option, Widths
-from evopipe.schema.blocks import ArchitectureBounds
+from evopipe.schema.evolution import ArchitectureBounds
 from evopipe.types import Tensor
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import torch
 from evopipe.native import statistics
 from evopipe.native.episodes import Normalised
 from evopipe.native.statistics import Normalising, Running
-from evopipe.schema.blocks import NormaliseConfig
+from evopipe.schema.train import NormaliseConfig
 from evopipe.types import Spaces, Tensor
 
 EPSILON = 1e-8

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 
-from evopipe.schema.blocks import ArchitectureBounds
+from evopipe.schema.evolution import ArchitectureBounds
 from evopipe.types import Tensor
 
 

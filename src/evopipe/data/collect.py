@@ -17,7 +17,7 @@ from evopipe.envs.pool import EnvPool
 from evopipe.envs.rows import RowStep
 from evopipe.errors import EnvironmentFailed, ParamsError
 from evopipe.rng import Purpose, host
-from evopipe.schema.blocks import CollectConfig
+from evopipe.schema.fetch import CollectConfig
 
 _MEDIUM_RANDOM = 0.3  # share of random actions of the policy `medium`, so that its data shows what it would not do
 

@@ -16,7 +16,7 @@ from evopipe.data.d4rl import as_episodes, read_columns
 from evopipe.data.episodes import EpisodeDataset
 from evopipe.data.hdf5 import Array, Unusable, read_apart
 from evopipe.errors import DataError, ParamsError, suggestion
-from evopipe.schema.blocks import FetchConfig
+from evopipe.schema.fetch import FetchConfig
 from evopipe.storage.files import make_folder, write_bytes
 
 _READERS = {".csv": "csv", ".parquet": "parquet", ".pq": "parquet"}

@@ -22,8 +22,8 @@ from evopipe.envs.rows import RowStep
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.envs.team import TeamEnv, TeamSpace
 from evopipe.errors import EnvironmentFailed, ParamsError, text_of
-from evopipe.schema.blocks import EnvConfig
 from evopipe.schema.declare import parsed
+from evopipe.schema.env import EnvConfig
 from evopipe.watchdog import Hung
 
 _STEPS = 500

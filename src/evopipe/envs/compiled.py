@@ -21,7 +21,7 @@ from evopipe.envs.team import TeamSpace
 from evopipe.envs.tensors import TensorStep
 from evopipe.errors import DataError, ParamsError, did_you_mean
 from evopipe.native.environment import States, offered
-from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.env import EnvConfig
 
 _OF_MAKE = "max_episode_steps"  # the one argument that `gymnasium.make` keeps for itself
 

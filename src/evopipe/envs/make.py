@@ -22,7 +22,7 @@ from evopipe.envs.single import OneRow, RowInC, is_tensor_class
 from evopipe.envs.team import TeamEnv
 from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, did_you_mean, said, text_of
 from evopipe.own import import_module
-from evopipe.schema.blocks import EnvConfig, WrapperConfig
+from evopipe.schema.env import EnvConfig, WrapperConfig
 from evopipe.watchdog import Hung, Watchdog
 
 _CLOSING = 10.0  # seconds that closing the environments of a pool may take

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from evopipe.envs.pool import EnvPool
 from evopipe.formats import number
-from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.env import EnvConfig
 
 _STEPS, _SECONDS = 5_000, 10.0  # of play, whichever is first
 _EPISODES = 5  # that must have ended before something is said of all of them

@@ -24,7 +24,7 @@ from evopipe.envs.team import TeamEnv, TeamSpace, read_spaces
 from evopipe.envs.team_rows import TeamRows
 from evopipe.envs.tensors import TensorRows
 from evopipe.errors import DataError, EnvironmentFailed, ParamsError, UsageError
-from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.env import EnvConfig
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -17,7 +17,7 @@ import numpy as np
 from evopipe.envs.make import close, guard, make_env
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.errors import EvopipeError, one_line, said
-from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.env import EnvConfig
 from evopipe.types import ACTS, CUT, GONE
 from evopipe.watchdog import Hung, Watchdog
 

@@ -15,7 +15,7 @@ from evopipe.envs.pool import EnvPool
 from evopipe.envs.workers import Workers
 from evopipe.errors import EvopipeError
 from evopipe.parallel import available_cpus, can_help
-from evopipe.schema.blocks import BACKENDS, EnvConfig
+from evopipe.schema.env import BACKENDS, EnvConfig
 
 _TICKS = 8  # steps of all rows between two looks at the clock
 _SEED = 20_013

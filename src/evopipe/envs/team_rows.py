@@ -25,7 +25,7 @@ from evopipe.envs.rows import (
 )
 from evopipe.envs.rows import picture as name_of
 from evopipe.envs.team import TeamSpace
-from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.env import EnvConfig
 
 if TYPE_CHECKING:
     import gymnasium

@@ -34,8 +34,8 @@ from evopipe.envs.team import TeamSpace
 from evopipe.envs.team_rows import team_step
 from evopipe.errors import ParamsError, did_you_mean
 from evopipe.rng import Purpose, Stream
-from evopipe.schema.blocks import EnvConfig
 from evopipe.schema.declare import Schema
+from evopipe.schema.env import EnvConfig
 
 _OF_MAKE = "max_episode_steps"  # the one argument that `gymnasium.make` keeps for itself
 

@@ -21,7 +21,7 @@ from evopipe.envs.rows import Actions, Begun, Fault, Ints, Rows, RowStep, Upcomi
 from evopipe.envs.team_rows import FORCED, TeamRows
 from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, UsageError, said
 from evopipe.parallel import Died, Helper, available_cpus, can_help, dismiss, shared_memory
-from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.env import EnvConfig
 from evopipe.types import Spaces
 from evopipe.watchdog import Hung
 

@@ -20,7 +20,7 @@ from evopipe.language import hooks, layers
 from evopipe.language.base import Base
 from evopipe.language.layers import Shapes, numbers, place, views_of
 from evopipe.native.networks import LINE
-from evopipe.schema.blocks import ArchitectureBounds
+from evopipe.schema.evolution import ArchitectureBounds
 from evopipe.types import Tensor, Text, TokenScores
 
 

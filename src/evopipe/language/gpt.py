@@ -23,7 +23,7 @@ from evopipe.core.structure import Option, ViewOf, Widths
 from evopipe.language import layers
 from evopipe.language.layers import Shapes, parts_of, place, size_of, views_of
 from evopipe.native.networks import LINE
-from evopipe.schema.blocks import ArchitectureBounds
+from evopipe.schema.evolution import ArchitectureBounds
 from evopipe.schema.language import LanguageConfig
 from evopipe.schema.stored import StoredGPT, in_a_sentence
 from evopipe.types import Tensor

@@ -24,7 +24,7 @@ from evopipe.errors import DataError, EnvironmentFailed, ParamsError
 from evopipe.mutations import activation, architecture, parameters, rl_hp
 from evopipe.mutations.values import NONE, Changed, Mutation, Traits, in_random_order
 from evopipe.own import foreign
-from evopipe.schema.blocks import MutationConfig
+from evopipe.schema.evolution import MutationConfig
 
 __all__ = ["NONE", "OPERATORS", "Changed", "Mutation", "Traits", "mutate", "read_births"]
 

@@ -10,7 +10,7 @@ import torch
 
 from evopipe.core.member import Member
 from evopipe.mutations.values import Changed, Mutation, Traits
-from evopipe.schema.blocks import MutationConfig
+from evopipe.schema.evolution import MutationConfig
 
 _POSITIONS = 0.1  # share of a weight matrix that is disturbed
 _RESET = 0.05  # share of those drawn anew

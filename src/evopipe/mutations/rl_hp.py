@@ -10,8 +10,8 @@ import numpy as np
 
 from evopipe.core.member import Member
 from evopipe.mutations.values import NONE, Changed, Mutation, Traits
-from evopipe.schema.blocks import MutationConfig
 from evopipe.schema.declare import Evolve
+from evopipe.schema.evolution import MutationConfig
 
 
 def mutate(cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.Generator) -> Changed:

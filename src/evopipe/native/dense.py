@@ -15,7 +15,7 @@ import torch
 from evopipe.native import build, header
 from evopipe.native.header import at
 from evopipe.native.networks import Net
-from evopipe.schema.blocks import Activation
+from evopipe.schema.network import Activation
 from evopipe.types import Tensor
 
 ACTIVATIONS = get_args(Activation)  # `functions.h` counts them in the same order

@@ -15,7 +15,7 @@ from evopipe.envs.make import opened
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.envs.team import TeamEnv
 from evopipe.errors import EvopipeError, ParamsError, UsageError, need_package
-from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.env import EnvConfig
 from evopipe.storage.files import make_folder, write_text
 from evopipe.version import __version__
 

@@ -12,8 +12,8 @@ from evopipe import algos as registry
 from evopipe import plugins, searchers
 from evopipe.errors import suggestion
 from evopipe.params.search import SearchConfig
-from evopipe.schema.blocks import NEUTRAL
 from evopipe.schema.declare import COMPLETE, Problem, Schema, evolvable, explain, located
+from evopipe.schema.runtime import NEUTRAL
 
 
 class RunParams(Schema):

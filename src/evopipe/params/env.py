@@ -11,18 +11,13 @@ from evopipe import algos as registry
 from evopipe import plugins
 from evopipe.params.base import RunParams, evolve_problems
 from evopipe.params.search import SearchConfig
-from evopipe.schema.blocks import (
-    BACKENDS,
-    EnvConfig,
-    FetchConfig,
-    MutationConfig,
-    PopulationConfig,
-    RuntimeConfig,
-    TournamentConfig,
-    TrackingConfig,
-    TrainConfig,
-)
 from evopipe.schema.declare import Problem, Schema, located
+from evopipe.schema.env import BACKENDS, EnvConfig
+from evopipe.schema.evolution import MutationConfig, PopulationConfig, TournamentConfig
+from evopipe.schema.fetch import FetchConfig
+from evopipe.schema.runtime import RuntimeConfig
+from evopipe.schema.tracking import TrackingConfig
+from evopipe.schema.train import TrainConfig
 from evopipe.types import Spaces
 
 _MAX_ENVIRONMENTS = 65_536

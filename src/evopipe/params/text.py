@@ -10,15 +10,10 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from evopipe import algos as registry
 from evopipe.params.base import RunParams, evolve_problems
 from evopipe.params.search import SearchConfig
-from evopipe.schema.blocks import (
-    ArchitectureBounds,
-    MutationConfig,
-    PopulationConfig,
-    TournamentConfig,
-    TrackingConfig,
-)
 from evopipe.schema.declare import Problem, Schema, located
+from evopipe.schema.evolution import ArchitectureBounds, MutationConfig, PopulationConfig, TournamentConfig
 from evopipe.schema.language import LanguageConfig, TextFetch, TextMutation, TextRuntime, TextTrain
+from evopipe.schema.tracking import TrackingConfig
 
 
 class LanguageParams(RunParams):

@@ -16,7 +16,7 @@ import numpy as np
 from evopipe.envs.make import close, guard, make_env
 from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, UsageError, text_of
 from evopipe.policies.acting import Explained, Moment
-from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.env import EnvConfig
 from evopipe.watchdog import Hung
 
 if TYPE_CHECKING:

@@ -31,8 +31,8 @@ from evopipe.run.problem import RANKS, Problem
 from evopipe.run.regime import Regime, Setup
 from evopipe.run.run import Run
 from evopipe.run.spec import EnvSpec
-from evopipe.schema.blocks import TrainConfig
 from evopipe.schema.shards import ShardsConfig
+from evopipe.schema.train import TrainConfig
 
 if TYPE_CHECKING:
     from evopipe.data.transitions import Transitions

@@ -8,7 +8,7 @@ from evopipe import algos
 from evopipe.errors import ParamsError
 from evopipe.own import foreign, import_name
 from evopipe.params.load import Params
-from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.env import EnvConfig
 
 _CHOICE = ("CartPole-v1", "MountainCar-v0", "Acrobot-v1", "LunarLander-v3")
 _BOX = ("Pendulum-v1", "MountainCarContinuous-v0", "LunarLanderContinuous-v3", "BipedalWalker-v3", "CarRacing-v3")

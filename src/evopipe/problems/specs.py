@@ -14,7 +14,7 @@ from evopipe.errors import ParamsError
 from evopipe.machine import say_once
 from evopipe.params.load import Params
 from evopipe.run.spec import EnvSpec
-from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.env import EnvConfig
 from evopipe.types import Spaces
 
 

@@ -20,7 +20,7 @@ from evopipe.run.act import by_row, choose, gather, step
 from evopipe.run.episodes import Episodes, Stopped
 from evopipe.run.evaluate_tensors import evaluate_tensors
 from evopipe.run.spec import EnvSpec
-from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.env import EnvConfig
 
 __all__ = ["Episodes", "Evaluator", "HeldOut", "Stopped", "evaluate", "in_environments"]
 

@@ -25,7 +25,7 @@ from evopipe.run.population import about_spec
 from evopipe.run.problem import Problem
 from evopipe.run.run import Champion, Run
 from evopipe.run.spec import JobT
-from evopipe.schema.blocks import TrackingConfig
+from evopipe.schema.tracking import TrackingConfig
 from evopipe.signals import StopSignal
 from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.storage.files import write_csv

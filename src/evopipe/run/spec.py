@@ -29,15 +29,16 @@ from evopipe.native import build
 from evopipe.params.search import SearchConfig
 from evopipe.rng import Purpose
 from evopipe.run.curriculum import Curriculum
-from evopipe.schema.blocks import EnvConfig, MutationConfig, TournamentConfig
 from evopipe.schema.declare import evolvable
+from evopipe.schema.env import EnvConfig
+from evopipe.schema.evolution import MutationConfig, TournamentConfig
 from evopipe.schema.stored import in_a_sentence
 from evopipe.searchers import propose
 from evopipe.searchers.contract import About, Bound, Searcher
 from evopipe.types import Spaces
 
 if TYPE_CHECKING:
-    from evopipe.schema.blocks import TrainConfig
+    from evopipe.schema.train import TrainConfig
 
 # Parameters of a member, times rows of a batch, over steps from one update to the next: from where on all CPUs learn
 # though environments step meanwhile, and from where on these wait.

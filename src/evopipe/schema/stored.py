@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from evopipe.schema.blocks import Activation, EncoderKind
 from evopipe.schema.declare import explain
+from evopipe.schema.network import Activation, EncoderKind
 
 _LAYERS = 8  # of a part of a network, as in `NetworkConfig`
 _COLUMNS = 1 << 20  # of an observation or a mask, as in `envs.spaces`

@@ -12,7 +12,7 @@ from evopipe.core.member import Member
 from evopipe.mutations import NONE, Mutation, Traits, mutate
 from evopipe.mutations.rl_hp import set_values
 from evopipe.rng import Purpose
-from evopipe.schema.blocks import MutationConfig, TournamentConfig
+from evopipe.schema.evolution import MutationConfig, TournamentConfig
 from evopipe.searchers.contract import DRAWN, Child, Fate, Keep, Trial
 from evopipe.searchers.tournament import fates
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from evopipe.schema.blocks import TournamentConfig
+from evopipe.schema.evolution import TournamentConfig
 from evopipe.searchers.contract import DRAWN, About, Child, Draw, Fate, History, Plan, Stateless
 
 if TYPE_CHECKING:

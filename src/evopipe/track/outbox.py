@@ -22,7 +22,7 @@ from typing import IO, Any, Self, cast
 from filelock import FileLock, Timeout
 
 from evopipe.errors import EvopipeError, MissingInputError, TrackerError, redacted
-from evopipe.schema.blocks import TrackingConfig
+from evopipe.schema.tracking import TrackingConfig
 from evopipe.track import backends
 from evopipe.track.locks import Locked
 from evopipe.track.record import FILES, New, TrackedRun, TrainingRecord, md5_of

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from evopipe.errors import EvopipeError
 from evopipe.layout import WRITER
 from evopipe.machine import git_revision
-from evopipe.schema.blocks import TrackingConfig
+from evopipe.schema.tracking import TrackingConfig
 from evopipe.signals import StopSignal
 from evopipe.storage.keys import dvc_root
 from evopipe.track.console import console_sink

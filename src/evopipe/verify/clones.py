@@ -21,8 +21,8 @@ from typing import Any
 from evopipe import layout
 from evopipe.errors import DataError, EvopipeError, Interrupted, MissingInputError, UsageError, need_package
 from evopipe.formats import columns
-from evopipe.schema.blocks import RuntimeConfig
 from evopipe.schema.read import read_yaml
+from evopipe.schema.runtime import RuntimeConfig
 from evopipe.signals import StopSignal
 from evopipe.verify.bits import SEARCH, promise
 from evopipe.verify.compare import ComparedOut, compare

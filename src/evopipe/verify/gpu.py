@@ -44,7 +44,7 @@ from evopipe.run.run import Run
 from evopipe.run.session import begin
 from evopipe.run.spec import EnvSpec, first_members
 from evopipe.run.text import TextSpec
-from evopipe.schema.blocks import RuntimeConfig
+from evopipe.schema.runtime import RuntimeConfig
 
 _UPDATES, _ROWS = 4, 4096  # updates at a time; transitions that are there before the first step
 _DRAWS = "random draws and sampled rows"

@@ -12,9 +12,9 @@ pytest.importorskip("transformers")
 from evopipe import AgentTrainer, algos
 from evopipe.agents import ChatAgent, CopyGame
 from evopipe.agents.workflow import CumulativeWorkflow
+from evopipe.compat.rllm.arguments import parameters_of
 from evopipe.compat.rllm.config import resolve
 from evopipe.compat.rllm.documented import FILTERS, SAME
-from evopipe.compat.rllm.trainer import _parameters
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 GRPO = algos.get("grpo").Config()
@@ -296,7 +296,7 @@ def test_checkpoints_are_of_all_that_a_run_depends_on_and_of_nothing_else() -> N
 @pytest.mark.parametrize("cumulative", [False, True])
 def test_agents_and_environments_make_episodes_of_so_many_steps(cumulative: bool) -> None:
     config = {"agents.cumulative": cumulative, "rllm.agent.max_steps": 3}
-    arguments = {"agent_args": {"system": "Say it."}} if "system" in _parameters(ChatAgent) else {}
+    arguments = {"agent_args": {"system": "Say it."}} if "system" in parameters_of(ChatAgent) else {}
     made: Any = AgentTrainer(agent_class=ChatAgent, env_class=CopyGame, config=config, train_dataset=TASKS, **arguments)
     episode = made.make()
     assert issubclass(episode.func, CumulativeWorkflow) == cumulative

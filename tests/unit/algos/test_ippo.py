@@ -15,7 +15,7 @@ from torch import distributions as td
 from crews import GROUPS, OBS, SPACES, TEAM, A, B, Crewed, K, P, Plain, masks, own, part, transitions
 from evopipe.core.cohort import Cohort, dissolve
 from evopipe.rng import Purpose, Stream
-from evopipe.schema.blocks import NetworkConfig
+from evopipe.schema.network import NetworkConfig
 from evopipe.types import Image, Sequences, Spaces, Team
 from populations import same
 

@@ -17,7 +17,7 @@ from evopipe.errors import ParamsError
 from evopipe.mutations import mutate
 from evopipe.rng import Purpose, Stream, host
 from evopipe.run.spec import EnvSpec, first_members
-from evopipe.schema.blocks import MutationConfig
+from evopipe.schema.evolution import MutationConfig
 from evopipe.types import Batch, Spaces
 from populations import env_for, problem
 

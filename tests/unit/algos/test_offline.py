@@ -23,7 +23,7 @@ from evopipe.problems.env import begin
 from evopipe.regimes.offline import _pack
 from evopipe.run.run import Run
 from evopipe.run.spec import EnvSpec, first_members
-from evopipe.schema.blocks import FetchConfig
+from evopipe.schema.fetch import FetchConfig
 from evopipe.stages import buffer, evaluate, export, fetch, population, train
 from evopipe.types import Spaces
 from populations import advance, close_generation, equal, equal_states, finish, same

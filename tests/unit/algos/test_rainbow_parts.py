@@ -25,7 +25,8 @@ from evopipe.ops.value import project
 from evopipe.params.load import parse_params
 from evopipe.rng import Purpose, Stream
 from evopipe.run.spec import first_members
-from evopipe.schema.blocks import MutationConfig, ReplayConfig
+from evopipe.schema.evolution import MutationConfig
+from evopipe.schema.train import ReplayConfig
 from evopipe.types import Batch
 from populations import finish, same, started
 

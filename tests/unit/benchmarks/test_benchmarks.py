@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from evopipe.envs.make import make_env
-from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.env import EnvConfig
 
 ROOT = Path(__file__).parents[3]
 BENCHMARKS = ROOT / "benchmarks"

@@ -28,7 +28,8 @@ from evopipe.errors import ParamsError
 from evopipe.mutations import mutate
 from evopipe.problems.env import begin
 from evopipe.run.spec import EnvSpec, first_members
-from evopipe.schema.blocks import ArchitectureBounds, EncoderKind, MutationConfig, NetworkConfig
+from evopipe.schema.evolution import ArchitectureBounds, MutationConfig
+from evopipe.schema.network import EncoderKind, NetworkConfig
 from evopipe.types import Image
 from populations import advance, finish, same, started
 

@@ -27,7 +27,8 @@ from evopipe.core.structure import Widths
 from evopipe.errors import ParamsError
 from evopipe.mutations import Traits, mutate
 from evopipe.run.spec import EnvSpec
-from evopipe.schema.blocks import ArchitectureBounds, EncoderKind, MutationConfig, NetworkConfig
+from evopipe.schema.evolution import ArchitectureBounds, MutationConfig
+from evopipe.schema.network import EncoderKind, NetworkConfig
 from evopipe.types import Image
 
 pytestmark = pytest.mark.numerical

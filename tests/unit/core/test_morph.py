@@ -17,7 +17,7 @@ from evopipe.core.morph import Change, _preserves_function
 from evopipe.core.net import Net, forward
 from evopipe.core.padded import Padded
 from evopipe.core.structure import Widths
-from evopipe.schema.blocks import ArchitectureBounds
+from evopipe.schema.evolution import ArchitectureBounds
 
 pytestmark = pytest.mark.numerical
 

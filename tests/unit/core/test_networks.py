@@ -21,7 +21,7 @@ from evopipe.core.structure import Widths
 from evopipe.params.load import parse_params
 from evopipe.problems.specs import make_spec
 from evopipe.run.spec import first_members
-from evopipe.schema.blocks import EncoderKind
+from evopipe.schema.network import EncoderKind
 from evopipe.types import Image
 
 pytestmark = pytest.mark.numerical

@@ -35,7 +35,8 @@ from evopipe.rng import Purpose
 from evopipe.run.act import choose, step
 from evopipe.run.evaluate import evaluate
 from evopipe.run.spec import EnvSpec, first_members
-from evopipe.schema.blocks import EnvConfig, NormaliseConfig
+from evopipe.schema.env import EnvConfig
+from evopipe.schema.train import NormaliseConfig
 from evopipe.storage.tensors import dump_tensors, load_tensors
 from evopipe.types import Image, Spaces
 from populations import LONG, UNLIKE, advance, close_generation, equal, equal_states, finish, same

@@ -13,7 +13,7 @@ from evopipe.core.layout import Block
 from evopipe.core.net import Net, forward
 from evopipe.core.stem import Conv, Stem
 from evopipe.core.structure import Widths
-from evopipe.schema.blocks import ArchitectureBounds
+from evopipe.schema.evolution import ArchitectureBounds
 from evopipe.types import Image
 
 pytestmark = pytest.mark.numerical

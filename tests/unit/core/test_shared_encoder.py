@@ -30,7 +30,8 @@ from evopipe.core.structure import Widths, acting_networks, share_encoder
 from evopipe.errors import ParamsError
 from evopipe.policies import policy
 from evopipe.run.spec import EnvSpec, first_members
-from evopipe.schema.blocks import ArchitectureBounds, EncoderKind, MutationConfig
+from evopipe.schema.evolution import ArchitectureBounds, MutationConfig
+from evopipe.schema.network import EncoderKind
 from evopipe.storage.tensors import load_tensors
 from evopipe.types import Image
 from populations import UNLIKE, started, updated

@@ -20,7 +20,7 @@ from evopipe.core.net import Net, forward
 from evopipe.core.structure import Option, ViewOf, Widths
 from evopipe.mutations import Traits
 from evopipe.native.networks import LINE
-from evopipe.schema.blocks import ArchitectureBounds, MutationConfig, TournamentConfig
+from evopipe.schema.evolution import ArchitectureBounds, MutationConfig, TournamentConfig
 from evopipe.searchers.apply import evolve
 from evopipe.storage import members as stored
 from evopipe.storage.tensors import dump_tensors, load_tensors

@@ -15,7 +15,8 @@ from envs_for_tests import NanReward
 from evopipe.data.collect import GOOD, POOR, collect, totals
 from evopipe.envs.pool import EnvPool
 from evopipe.errors import ParamsError
-from evopipe.schema.blocks import CollectConfig, EnvConfig
+from evopipe.schema.env import EnvConfig
+from evopipe.schema.fetch import CollectConfig
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,8 @@ from evopipe.policies import policy
 from evopipe.problems.specs import make_spec
 from evopipe.regimes.warm import read_warm
 from evopipe.run.spec import first_members
-from evopipe.schema.blocks import CollectConfig, EnvConfig
+from evopipe.schema.env import EnvConfig
+from evopipe.schema.fetch import CollectConfig
 from evopipe.stages import buffer, fetch
 
 LENGTHS = (3, 1, 4, 2)

@@ -15,7 +15,7 @@ from evopipe.data.d4rl import read_d4rl
 from evopipe.data.episodes import EpisodeDataset
 from evopipe.data.table import read_table
 from evopipe.errors import DataError, MissingInputError, ParamsError
-from evopipe.schema.blocks import FetchConfig
+from evopipe.schema.fetch import FetchConfig
 
 Columns = dict[str, Any]
 NAMES: dict[str, Any] = {"timeouts": "cut", "next_observations": ("then_*",)}

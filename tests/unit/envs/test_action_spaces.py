@@ -30,7 +30,7 @@ from evopipe.rng import Purpose
 from evopipe.run.act import act
 from evopipe.run.evaluate import evaluate
 from evopipe.run.spec import EnvSpec, first_members
-from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.env import EnvConfig
 from evopipe.stages import fetch
 from evopipe.types import Spaces
 from tiny import params

@@ -14,7 +14,7 @@ from evopipe.envs.compiled import CompiledPool
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.tensors import OFFERED, TensorPool, TensorStep
 from evopipe.errors import DataError, ParamsError
-from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.env import EnvConfig
 
 CPU = torch.device("cpu")
 _MINATAR = pytest.mark.skipif(

@@ -15,7 +15,7 @@ from evopipe.envs.backends.envpool import AHEAD
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.workers import Workers
 from evopipe.errors import ParamsError, UsageError
-from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.env import EnvConfig
 
 
 def config(env_id: str, **kwargs: Any) -> EnvConfig:

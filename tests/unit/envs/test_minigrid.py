@@ -15,7 +15,7 @@ from evopipe.envs.make import make_env
 from evopipe.envs.spaces import ObservationSpace
 from evopipe.errors import EnvironmentFailed
 from evopipe.params.load import load_params
-from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.env import EnvConfig
 from evopipe.types import Image
 from tiny import ROOT
 

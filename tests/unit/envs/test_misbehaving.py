@@ -25,7 +25,7 @@ from evopipe.envs.pool import EnvPool
 from evopipe.envs.workers import Workers
 from evopipe.errors import EnvironmentFailed
 from evopipe.parallel import can_help
-from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.env import EnvConfig
 from evopipe.signals import StopSignal
 from evopipe.watchdog import Hung, Watchdog
 

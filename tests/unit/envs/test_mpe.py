@@ -16,7 +16,7 @@ from evopipe.envs.pool import EnvPool
 from evopipe.envs.team import TeamSpace
 from evopipe.envs.tensors import TensorPool, TensorRows, TensorStep
 from evopipe.errors import ParamsError
-from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.env import EnvConfig
 
 CPU = torch.device("cpu")
 SPREAD, TALK, TAG, ADVERSARY = (

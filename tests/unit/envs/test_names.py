@@ -10,7 +10,7 @@ import pytest
 
 from evopipe.envs.make import make_env
 from evopipe.errors import ParamsError
-from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.env import EnvConfig
 
 
 def refused(env_id: str) -> str:

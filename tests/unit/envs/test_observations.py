@@ -19,7 +19,7 @@ from evopipe.envs.spaces import LONGEST, ActionSpace, ObservationSpace
 from evopipe.envs.workers import Workers
 from evopipe.errors import EnvironmentFailed, ParamsError, UsageError
 from evopipe.policies import policy
-from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.env import EnvConfig
 from evopipe.types import Image
 from populations import finish, started
 

@@ -20,7 +20,7 @@ from evopipe.native import build
 from evopipe.params.load import parse_params
 from evopipe.policies.play import environment_of
 from evopipe.problems.env import problem_of
-from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.env import EnvConfig
 from tiny import ROOT
 
 CPU = torch.device("cpu")

@@ -15,7 +15,7 @@ from evopipe.envs.pool import EnvPool
 from evopipe.envs.rows import RowStep
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, ParamsError
-from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.env import EnvConfig
 
 RIGHT, LEFT = 1, 0
 

@@ -16,7 +16,7 @@ from evopipe.envs.rows import RowStep
 from evopipe.envs.spaces import ActionSpace
 from evopipe.envs.workers import Workers
 from evopipe.errors import DataError, ParamsError
-from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.env import EnvConfig
 
 BOXES = {
     "pendulum": spaces.Box(-2.0, 2.0, (1,), np.float32),

@@ -27,7 +27,7 @@ from evopipe.envs.rows import RowStep
 from evopipe.envs.workers import Workers, _WorkerRows
 from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, UsageError
 from evopipe.parallel import available_cpus
-from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.env import EnvConfig
 
 ROOT = Path(__file__).parents[3]
 RIGHT, LEFT = 1, 0
@@ -409,7 +409,7 @@ def test_a_forgotten_pool_ends_its_processes() -> None:
 
 SCRIPT = """\
 import numpy as np
-from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.env import EnvConfig
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.workers import Workers
 

@@ -20,7 +20,7 @@ from evopipe.rng import Purpose
 from evopipe.run.drive import drive
 from evopipe.run.evaluate import evaluate
 from evopipe.run.spec import first_members
-from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.env import EnvConfig
 from evopipe.track.events import Message, Tracker
 
 TEAMS = ("Crew", "Dies", "DiesUnseen", "IsCut", "Leaves", "Stays", "Late", "Returns", "Bees", "Relay", "Masks", "Sees")

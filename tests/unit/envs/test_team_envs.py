@@ -26,7 +26,7 @@ from evopipe.errors import EnvironmentFailed, ParamsError
 from evopipe.new import project
 from evopipe.params.load import Params, parse_params
 from evopipe.problems import check as checked_params
-from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.env import EnvConfig
 from evopipe.stages import fetch
 from evopipe.types import ACTS, GONE
 from tiny import params
@@ -546,7 +546,7 @@ def test_an_id_says_whether_it_is_a_team(env_id: str, found: bool) -> None:
 @pytest.mark.thorough
 def test_single_agents_load_nothing_of_pettingzoo() -> None:
     program = (
-        "import sys; from evopipe.envs.pool import EnvPool; from evopipe.schema.blocks import EnvConfig\n"
+        "import sys; from evopipe.envs.pool import EnvPool; from evopipe.schema.env import EnvConfig\n"
         "pool = EnvPool(EnvConfig(id='CartPole-v1'), 2); pool.reset([0, 1], [0, 1]); pool.step([0, 1])\n"
         "print([name for name in sys.modules if name.startswith(('pettingzoo', 'mpe2', 'pygame', 'scipy'))])"
     )

@@ -18,7 +18,7 @@ from evopipe.envs.pool import EnvPool
 from evopipe.envs.tensors import OFFERED, TensorPool, TensorStep
 from evopipe.envs.workers import Workers
 from evopipe.errors import ParamsError, UsageError
-from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.env import EnvConfig
 from tiny import call, digests, write_params
 
 CPU = torch.device("cpu")

@@ -18,7 +18,7 @@ from evopipe.envs.workers import Workers
 from evopipe.errors import ParamsError
 from evopipe.parallel import can_help
 from evopipe.params.load import parse_params
-from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.env import EnvConfig
 from evopipe.types import Image
 
 RIGHT = 1

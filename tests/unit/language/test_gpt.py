@@ -16,7 +16,7 @@ from evopipe.core.net import Net, forward
 from evopipe.core.optim import backward
 from evopipe.core.structure import Option, Widths
 from evopipe.language.gpt import GPT, Cache, TransformerLayer
-from evopipe.schema.blocks import ArchitectureBounds
+from evopipe.schema.evolution import ArchitectureBounds
 
 WIDTHS = Widths(11, 7)  # neither is a multiple of anything
 BOUNDS = ArchitectureBounds(

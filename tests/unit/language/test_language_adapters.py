@@ -17,7 +17,7 @@ from evopipe.errors import DataError
 from evopipe.language import hooks, peft
 from evopipe.language.adapters import Adapted, Full, LoRA, read_adapter
 from evopipe.language.base import load_base
-from evopipe.schema.blocks import ArchitectureBounds
+from evopipe.schema.evolution import ArchitectureBounds
 
 RANKS = (2, 5, 3)
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # PEFT asks

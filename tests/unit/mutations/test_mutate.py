@@ -27,8 +27,8 @@ from evopipe.mutations import (
 )
 from evopipe.mutations.rl_hp import scaled
 from evopipe.run.spec import first_members
-from evopipe.schema.blocks import MutationConfig, TournamentConfig
 from evopipe.schema.declare import Evolve
+from evopipe.schema.evolution import MutationConfig, TournamentConfig
 from evopipe.searchers.apply import evolve
 
 EVOLVE = {

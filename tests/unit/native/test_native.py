@@ -20,8 +20,8 @@ from evopipe.core.structure import Widths
 from evopipe.errors import ParamsError
 from evopipe.machine import configure, fingerprint
 from evopipe.native import build, dense, optimiser
-from evopipe.schema.blocks import RuntimeConfig
 from evopipe.schema.language import TextRuntime
+from evopipe.schema.runtime import RuntimeConfig
 from evopipe.types import Tensor
 from kernel_cases import starving
 from reference import random_row

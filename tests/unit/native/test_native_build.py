@@ -23,7 +23,7 @@ from evopipe import machine
 from evopipe.errors import ParamsError
 from evopipe.machine import configure
 from evopipe.native import build, header
-from evopipe.schema.blocks import RuntimeConfig
+from evopipe.schema.runtime import RuntimeConfig
 
 GCC = shutil.which("gcc")
 NOBODY = 54321  # a user that owns nothing here

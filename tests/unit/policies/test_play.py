@@ -28,7 +28,7 @@ from evopipe.policies.film import gif, mp4
 from evopipe.policies.play import Score, watch
 from evopipe.policies.policy import Policy
 from evopipe.rng import Purpose
-from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.env import EnvConfig
 from evopipe.types import Spaces
 from tiny import call, environment, evopipe
 

@@ -30,7 +30,7 @@ from evopipe.run.evaluate import evaluate
 from evopipe.run.evaluate_tensors import evaluate_tensors
 from evopipe.run.spec import EnvSpec, first_members
 from evopipe.run.world import TensorWorld
-from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.env import EnvConfig
 
 CPU = torch.device("cpu")
 

@@ -17,7 +17,7 @@ from evopipe.rng import Purpose
 from evopipe.run.evaluate import Episodes
 from evopipe.run.race import hopeless, looks, race
 from evopipe.run.run import Champion, Run
-from evopipe.schema.blocks import TournamentConfig
+from evopipe.schema.evolution import TournamentConfig
 from evopipe.searchers.tournament import draws, tournament
 
 

@@ -25,8 +25,8 @@ from evopipe.mutations import (
 from evopipe.mutations.parameters import _disturb
 from evopipe.problems.env import begin
 from evopipe.run.spec import first_members
-from evopipe.schema.blocks import ArchitectureBounds, MutationConfig, TournamentConfig
 from evopipe.schema.declare import Evolve
+from evopipe.schema.evolution import ArchitectureBounds, MutationConfig, TournamentConfig
 from evopipe.searchers.apply import Evolved, evolve
 from evopipe.searchers.history import Born, Record, descent
 from evopipe.types import Image

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from evopipe.schema.blocks import TournamentConfig
+from evopipe.schema.evolution import TournamentConfig
 from evopipe.searchers.tournament import Selection, tournament, windowed
 
 INF = math.inf

@@ -14,7 +14,7 @@ from evopipe.envs.make import make_env
 from evopipe.envs.spaces import ActionSpace
 from evopipe.errors import ParamsError
 from evopipe.problems.env_check import KNOWN
-from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.env import EnvConfig
 from tiny import call, params, write_params
 
 MADDPG = algos.get("maddpg").Config().model_dump(mode="json")

@@ -18,8 +18,8 @@ from evopipe import layout
 from evopipe.agents.settings import Agents
 from evopipe.algos import get
 from evopipe.params.text import LanguageParams
-from evopipe.schema.blocks import NEUTRAL as NEUTRAL_RUNTIME
 from evopipe.schema.read import parse_yaml, read_yaml
+from evopipe.schema.runtime import NEUTRAL as NEUTRAL_RUNTIME
 from evopipe.schema.write import dump_yaml
 
 ROOT = Path(__file__).parents[3]
@@ -29,8 +29,9 @@ STAGES: dict[str, Any] = read_yaml(ROOT / "dvc.yaml").data["stages"]
 # for what of them a stage names.
 NEUTRAL = (
     "params/", "schema/", "stages/", "storage/", "track/",
-    "__init__.py", "__main__.py", "cli.py", "cli_agent.py", "cli_zoo.py", "errors.py", "formats.py", "layout.py",
-    "own.py", "parallel.py", "plugins.py", "signals.py", "version.py", "watchdog.py",
+    "__init__.py", "__main__.py", "cli.py", "cli_agent.py", "cli_env.py", "cli_params.py", "cli_shared.py",
+    "cli_zoo.py", "errors.py", "formats.py", "layout.py", "own.py", "parallel.py",
+    "plugins.py", "signals.py", "version.py", "watchdog.py",
 )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from evopipe.errors import DiskError, MissingInputError, UsageError
-from evopipe.schema.blocks import RuntimeConfig
+from evopipe.schema.runtime import RuntimeConfig
 from evopipe.storage.keys import content_key, dvc_root, state_folder
 
 

@@ -35,7 +35,7 @@ from evopipe.envs.team import read_spaces
 from evopipe.errors import MissingInputError, ParamsError, TrackerError, UsageError
 from evopipe.policies import policy
 from evopipe.run.spec import first_members
-from evopipe.schema.blocks import TrackingConfig
+from evopipe.schema.tracking import TrackingConfig
 from evopipe.track import outbox
 from evopipe.track.backends import wandb
 from evopipe.track.backends.mlflow import connect, serve

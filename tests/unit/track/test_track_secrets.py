@@ -16,7 +16,7 @@ import pytest
 
 import tiny
 from evopipe.errors import redacted
-from evopipe.schema.blocks import TrackingConfig
+from evopipe.schema.tracking import TrackingConfig
 from evopipe.track.backends import mlflow as backend
 from evopipe.track.events import JsonlSink, Start, Tracker
 from evopipe.track.outbox import Outbox

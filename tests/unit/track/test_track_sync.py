@@ -20,8 +20,8 @@ from evopipe.core.arch import Arch
 from evopipe.core.layout import Block
 from evopipe.errors import DataError, MissingInputError
 from evopipe.mutations import Mutation
-from evopipe.schema.blocks import TrackingConfig
 from evopipe.schema.read import read_yaml
+from evopipe.schema.tracking import TrackingConfig
 from evopipe.searchers.history import Best, Born, Record, Scored
 from evopipe.track.events import Generation
 from evopipe.track.locks import Locked

@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 
 from evopipe.mutations import NONE, Mutation
-from evopipe.schema.blocks import TrackingConfig
+from evopipe.schema.tracking import TrackingConfig
 from evopipe.searchers.history import Best, Record, Scored
 from evopipe.track.backends.mlflow import _database, _Mlflow, _tracking_uri
 from evopipe.track.console import RunView, _spark

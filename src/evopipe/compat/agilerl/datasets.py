@@ -18,7 +18,7 @@ from evopipe.data.minari import read_minari
 from evopipe.data.transitions import Transitions, pack
 from evopipe.envs.pool import EnvPool
 from evopipe.errors import UsageError
-from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.env import EnvConfig
 
 _COLUMNS = ("observations", "actions", "rewards", "terminals")
 _MORE = ("timeouts", "next_observations")

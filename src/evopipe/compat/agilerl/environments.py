@@ -29,7 +29,7 @@ from evopipe.envs.make import close
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.team import TeamEnv
 from evopipe.errors import EvopipeError, UsageError, said
-from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.env import EnvConfig
 
 _HARMLESS = (gymnasium.wrappers.vector.RecordEpisodeStatistics,)  # they change nothing that members see
 _OF_VECTORS = frozenset({"num_envs", "vectorization_mode", "vector_kwargs", "render_mode"})

@@ -17,8 +17,8 @@ from evopipe.errors import ParamsError, UsageError, suggestion
 from evopipe.mutations import mutate
 from evopipe.params.load import parse_params
 from evopipe.rng import Purpose
-from evopipe.schema.blocks import MutationConfig, TournamentConfig
 from evopipe.schema.declare import Evolve
+from evopipe.schema.evolution import MutationConfig, TournamentConfig
 from evopipe.searchers.apply import evolve
 from evopipe.searchers.tournament import windowed
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from evopipe.compat.agilerl.environments import remember
 from evopipe.envs import make
 from evopipe.envs.team import Situation, TeamEnv, TeamSpace
-from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.env import EnvConfig
 
 _Bools = npt.NDArray[np.bool_]
 _ByAgent = dict[Any, Any]

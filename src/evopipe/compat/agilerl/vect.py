@@ -16,7 +16,7 @@ from evopipe.compat.agilerl.environments import made_by, remember
 from evopipe.compat.agilerl.team_vect import TeamVectEnv
 from evopipe.envs import make
 from evopipe.errors import UsageError
-from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.env import EnvConfig
 
 _Bools = npt.NDArray[np.bool_]
 

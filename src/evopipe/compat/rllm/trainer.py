@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import inspect
 import json
-import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -20,14 +19,23 @@ from evopipe.agents import adapters, records
 from evopipe.agents.data import Tasks
 from evopipe.agents.elsewhere import on_ray
 from evopipe.agents.engine import Done, EpisodeJob
-from evopipe.agents.environment import BaseEnv
 from evopipe.agents.model import Model, Reply, Request, Sampled
 from evopipe.agents.rounds import Rounds
 from evopipe.agents.types import Episode, TerminationReason
 from evopipe.agents.workflow import CumulativeWorkflow, FlowWorkflow, MultiTurnWorkflow, Workflow
+from evopipe.compat.rllm.arguments import (
+    GIVEN_BY_US,
+    check_arguments,
+    check_classes,
+    check_engine,
+    dataset_of,
+    parameters_of,
+    shown,
+    source_of,
+)
 from evopipe.compat.rllm.config import read, resolve
 from evopipe.core.member import Member
-from evopipe.errors import DataError, MissingInputError, ParamsError, UsageError, need_package, suggestion
+from evopipe.errors import DataError, ParamsError, need_package
 from evopipe.language.data import same
 from evopipe.language.policy import LanguagePolicy
 from evopipe.machine import configure
@@ -47,6 +55,9 @@ from evopipe.storage.files import write_json
 from evopipe.storage.keys import CODE, content_key, state_folder
 from evopipe.track.events import Message
 from evopipe.track.tracking import Tracked
+
+_TASKS, _HELD_TASKS = 1000, 200
+"""Tasks to learn from and to validate on, where the environment makes them."""
 
 
 @dataclass(frozen=True)
@@ -145,23 +156,23 @@ class AgentTrainer:
         if adapted is not None:
             env_class, agent_class = adapted.env_class, agent_class or adapted.agent_class
             env_args = {**adapted.env_args, **dict(env_args or {})}
-        _engine(engine, env_class)
+        check_engine(engine, env_class)
         self.workflow_class, self.workflow_args = workflow_class, dict(workflow_args or {})
         self.agent_class, self.env_class = agent_class, env_class
         self._elsewhere: type[Any] | None = None  # the environments' class, where Ray has them
         self.agent_args, self.env_args = dict(agent_args or {}), dict(env_args or {})
         self.config, self.engine, self.reward_fn, self.flow, self.endpoint = config, engine, reward_fn, flow, endpoint
-        _check_classes(workflow_class, agent_class, env_class, flow, endpoint)
+        check_classes(workflow_class, agent_class, env_class, flow, endpoint)
         self.train_dataset, self.val_dataset = (
-            _dataset_of(train_dataset, "train_dataset"),
-            _dataset_of(val_dataset, "val_dataset"),
+            dataset_of(train_dataset, "train_dataset"),
+            dataset_of(val_dataset, "val_dataset"),
         )
         named = workflow_class or agent_class or flow
         name = str(named[0] if isinstance(named, (list, tuple)) else getattr(named, "__name__", type(named).__name__))
         first = resolve(config, population, len(self.train_dataset or []), name, engine)
         for split, which in (("train", "train_dataset"), ("val", "val_dataset")):
             if getattr(self, which) is None and split in first.files:
-                setattr(self, which, _dataset_of(Tasks.load_data(first.files[split]), which))
+                setattr(self, which, dataset_of(Tasks.load_data(first.files[split]), which))
         if self.train_dataset is None and adapted is not None and adapted.tasks is not None:
             self.train_dataset = Tasks(adapted.tasks(_TASKS, 1))
             self.val_dataset = self.val_dataset or Tasks(adapted.tasks(_HELD_TASKS, 2))
@@ -173,7 +184,7 @@ class AgentTrainer:
             self.resolved.notes.append("val_dataset: none was passed: validations are on the tasks of training")
         else:
             self.val_dataset = self._apart(self.val_dataset, "val_dataset", train_dataset=self.train_dataset)
-        self.test_dataset = _dataset_of(test_dataset, "test_dataset")
+        self.test_dataset = dataset_of(test_dataset, "test_dataset")
         if self.test_dataset is not None:
             known = {"train_dataset": self.train_dataset, "val_dataset": self.val_dataset}
             self.test_dataset = self._apart(self.test_dataset, "test_dataset", **known)
@@ -207,19 +218,21 @@ class AgentTrainer:
         self.env_args |= given["env_args"]
         self.workflow_args |= {key: value for key, value in given["workflow_args"].items() if value is not None}
         if self.workflow_class is not None:
-            _check_arguments(
-                self.workflow_class, {**self.workflow_args, **dict.fromkeys(_GIVEN_BY_US)}, "workflow_args"
-            )
+            check_arguments(self.workflow_class, {**self.workflow_args, **dict.fromkeys(GIVEN_BY_US)}, "workflow_args")
             for kind in ("agent", "env"):
                 if isinstance(cls := self.workflow_args.get(f"{kind}_cls"), type):
-                    _check_arguments(cls, self.workflow_args.get(f"{kind}_args") or {}, f"workflow_args['{kind}_args']")
+                    check_arguments(cls, self.workflow_args.get(f"{kind}_args") or {}, f"workflow_args['{kind}_args']")
         elif self.flow is None:
-            if self.env_class is not None and self.reward_fn is not None and "reward_fn" in _parameters(self.env_class):
+            if (
+                self.env_class is not None
+                and self.reward_fn is not None
+                and "reward_fn" in parameters_of(self.env_class)
+            ):
                 self.env_args.setdefault("reward_fn", self.reward_fn)
             assert self.agent_class is not None
             assert self.env_class is not None
-            _check_arguments(self.agent_class, self.agent_args, "agent_args")
-            _check_arguments(self.env_class, self.env_args, "env_args")
+            check_arguments(self.agent_class, self.agent_args, "agent_args")
+            check_arguments(self.env_class, self.env_args, "env_args")
 
     def make(self, outside: Any = None) -> Callable[..., Workflow]:
         """Return the function that makes the workflow of one episode, a `Workflow`.
@@ -311,7 +324,7 @@ class AgentTrainer:
         Returns:
             The episodes as JSON data, failed ones included, in the order of the tasks; `Episode.from_dict` reads them.
         """
-        given = _dataset_of(tasks, "tasks") if tasks is not None else self.val_dataset
+        given = dataset_of(tasks, "tasks") if tasks is not None else self.val_dataset
         assert given is not None
         with self._idle() as (regime, member):
             jobs = regime.validation(given.data, [member.slot], range(len(given)))
@@ -457,149 +470,9 @@ class AgentTrainer:
             ),
             "agents": self.resolved.agents.model_dump(mode="json"),
             "data": digest.hexdigest(),
-            "code": [_source(each) for each in named],
+            "code": [source_of(each) for each in named],
             **({"endpoint": True} if self.endpoint else {}),
-            "args": [_shown(each) for each in (self.workflow_args, self.agent_args, self.env_args)],
+            "args": [shown(each) for each in (self.workflow_args, self.agent_args, self.env_args)],
         }
         values["outside"], sources = self.resolved.params.outside()
         return content_key(values, [*sources, CODE])
-
-
-def _source(thing: Any) -> str:
-    """Return the text of a class or function; where there is none, its name. Of a command, its words and the hashes of
-    the files among them."""
-    if isinstance(thing, (list, tuple)):
-        files = [Path(word) for word in thing if Path(word).is_file()]
-        return json.dumps([list(thing), [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]])
-    try:
-        return inspect.getsource(thing) if thing is not None else ""
-    except (OSError, TypeError):
-        return str(getattr(thing, "__qualname__", type(thing).__qualname__))
-
-
-def _shown(args: Mapping[str, Any]) -> dict[str, str]:
-    return {
-        key: _source(value) if callable(value) else json.dumps(value, default=lambda x: type(x).__qualname__)
-        for key, value in args.items()
-    }
-
-
-def _engine(engine: str, env_class: Any) -> None:
-    if engine not in ("auto", "local", "ray"):
-        raise ValueError(f"engine: {engine!r} is none of auto, local, ray")
-    if engine == "ray":
-        need_package("ray", "ray", "engine='ray'")
-        if env_class is None:
-            raise UsageError(
-                "engine='ray' puts the environments of env_class into Ray's processes: a workflow of your own makes "
-                "its environments of evopipe.agents.on_ray(YourEnvironment)"
-            )
-
-
-_TASKS, _HELD_TASKS = 1000, 200
-"""Tasks to learn from and to validate on, where the environment makes them."""
-
-
-_GIVEN_BY_US = ("rollout_engine", "executor")
-"""Arguments of a workflow's constructor that the engine passes."""
-
-
-def _check_classes(workflow: Any, agent: Any, env: Any, flow: Any, endpoint: bool) -> None:
-    """Check that there is one way to make episodes, and that the classes are such."""
-    if endpoint and flow is None:
-        raise ValueError("endpoint=True is for a flow, which asks its model over HTTP: pass flow, no classes")
-    if flow is not None:
-        if workflow is not None or agent is not None or env is not None:
-            raise ValueError("flow stands in the place of classes: pass either flow, or workflow_class, or agent_class")
-        if endpoint:
-            need_package("aiohttp", "serve", "endpoint=True")
-            if not callable(flow):
-                _check_command(flow)
-                return
-        elif not inspect.iscoroutinefunction(flow):
-            raise ValueError(f"flow must be an async function, got {getattr(flow, '__name__', type(flow).__name__)!r}")
-        try:
-            inspect.signature(flow).bind(None, None)
-        except TypeError as error:
-            other = "connection" if endpoint else "model"
-            raise ValueError(f"flow must take (task, {other}): {error}") from None
-        return
-    if workflow is not None:
-        if not (isinstance(workflow, type) and issubclass(workflow, Workflow)):
-            raise ValueError(f"workflow_class must be a subclass of evopipe.agents.Workflow, got {_called(workflow)}")
-        if not inspect.iscoroutinefunction(workflow.run):
-            raise ValueError(f"workflow_class: {workflow.__name__}.run must be an async function")
-        return
-    if agent is None and env is None:
-        raise ValueError("pass workflow_class, or agent_class and env_class, or flow: there is nothing to train")
-    for name, value, wanted in (("agent_class", agent, _AGENT), ("env_class", env, _ENV)):
-        if value is None:
-            raise ValueError(f"{name} is missing: agent_class and env_class go together")
-        lacking = [method for method in wanted if not hasattr(value, method)]
-        if not isinstance(value, type) or lacking:
-            of = f", it has no {', '.join(lacking)}" if lacking else ""
-            raise ValueError(f"{name} must be a class like evopipe.agents.{_BASES[name]}, got {_called(value)}{of}")
-        if left := sorted(getattr(value, "__abstractmethods__", ())):
-            raise ValueError(f"{name}: {value.__name__} does not define {', '.join(left)}")
-
-
-def _check_command(words: Any) -> None:
-    if not isinstance(words, (list, tuple)) or not words or not all(isinstance(word, str) and word for word in words):
-        raise ValueError(
-            f"flow must be a function, or the words of a command, such as ['node', 'agent.js']: {words!r:.60}"
-        )
-    if shutil.which(words[0]) is None:
-        raise MissingInputError(f"flow: there is no command {words[0]!r:.100}: install it, or correct its name")
-
-
-_AGENT = ("chat_completions", "trajectory", "reset", "update_from_env", "update_from_model", "get_current_state")
-_ENV = ("reset", "step", "close", "from_dict")
-_BASES = {"agent_class": "BaseAgent", "env_class": "BaseEnv"}
-
-
-def _called(thing: Any) -> str:
-    return repr(getattr(thing, "__name__", type(thing).__name__))
-
-
-def _parameters(cls: type[Any]) -> dict[str, inspect.Parameter]:
-    """Return what a constructor takes, its base classes' arguments included where it hands any on."""
-    found: dict[str, inspect.Parameter] = {}
-    for each in cls.__mro__:
-        if "__init__" not in vars(each) or each is object:
-            continue
-        own = dict(list(inspect.signature(vars(each)["__init__"]).parameters.items())[1:])
-        found = {**own, **found}
-        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in own.values()):
-            return {name: p for name, p in found.items() if p.kind is not p.VAR_KEYWORD}
-    return found
-
-
-def _check_arguments(cls: type[Any], args: Mapping[str, Any], what: str) -> None:
-    known, made = _parameters(cls), getattr(cls, "from_dict", None)
-    if made is not None and getattr(made, "__func__", made) is not vars(BaseEnv)["from_dict"].__func__:
-        return  # its own `from_dict` reads them
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()) and not issubclass(cls, Workflow):
-        return
-    names = [name for name, p in known.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    for name in args:
-        if name not in names:
-            near = suggestion(name, [each for each in names if each not in _GIVEN_BY_US]) if names else ""
-            raise ValueError(f"{what}: {cls.__name__} takes no argument {name!r}{near}")
-
-
-def _dataset_of(data: Any, name: str) -> Tasks | None:
-    if data is None:
-        return None
-    if isinstance(data, Tasks):
-        made = data
-    elif isinstance(data, (str, Path)):
-        made = Tasks.load_data(data)
-    elif hasattr(data, "get_data"):
-        made = Tasks(data.get_data())
-    elif hasattr(data, "__iter__"):
-        made = Tasks(list(data))
-    else:
-        raise ValueError(f"{name} must be a Dataset or a list of mappings, got {type(data).__name__}")
-    if not len(made):
-        raise DataError(f"{name}: is empty; pass a dataset with rows")
-    return made

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from evopipe import plugins
 from evopipe.errors import ParamsError
-from evopipe.schema.blocks import BACKENDS, EnvConfig
+from evopipe.schema.env import BACKENDS, EnvConfig
 
 if TYPE_CHECKING:
     from evopipe.envs.rows import Actions, Begun, Ints, RowStep, Upcoming

@@ -18,7 +18,7 @@ from evopipe.envs.make import refuse
 from evopipe.envs.rows import Actions, Begun, Fault, Ints, RowStep, Upcoming
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.errors import EnvironmentFailed, ParamsError, did_you_mean
-from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.env import EnvConfig
 from evopipe.types import Spaces
 
 AHEAD = 8  # episodes of each row that a batch holds, where the caller tells their seeds

@@ -15,7 +15,7 @@ from typing import Any, Protocol, cast
 
 from evopipe import plugins
 from evopipe.errors import EvopipeError, TrackerError
-from evopipe.schema.blocks import TRACKERS, TrackingConfig
+from evopipe.schema.tracking import TRACKERS, TrackingConfig
 from evopipe.storage.files import read_json, write_json
 from evopipe.track.events import Generation
 from evopipe.track.record import New, TrackedRun

@@ -28,7 +28,7 @@ from filelock import FileLock
 
 from evopipe import layout
 from evopipe.errors import MissingInputError, TrackerError, UsageError, need_package, redacted
-from evopipe.schema.blocks import TrackingConfig
+from evopipe.schema.tracking import TrackingConfig
 from evopipe.storage.files import make_folder
 from evopipe.track.record import Kept, New, TrackedRun
 

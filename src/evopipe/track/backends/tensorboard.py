@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evopipe.schema.blocks import TrackingConfig
+from evopipe.schema.tracking import TrackingConfig
 from evopipe.storage.files import make_folder
 from evopipe.track.backends import Appending
 from evopipe.track.events import Generation

@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from evopipe.schema.blocks import TrackingConfig
+from evopipe.schema.tracking import TrackingConfig
 from evopipe.storage.files import make_folder
 from evopipe.track.backends import Appending
 from evopipe.track.events import Generation
