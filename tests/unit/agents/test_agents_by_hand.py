@@ -1,4 +1,4 @@
-"""Parts of rounds, sessions and episodes by hand: draws, limits, time, errors, copies and JSON."""
+"""Parts of completions and episodes by hand: limits, rewards, records, copies, JSON and time."""
 
 from __future__ import annotations
 
@@ -14,19 +14,26 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from aiohttp import web
 
 import words
-from evopipe.agents import Episode, ModelOutput, Step, TerminationEvent, TerminationReason, Trajectory, endpoint
-from evopipe.agents import protocol, records, rounds
-from evopipe.agents.endpoint import AgentSession, Endpoint, Waves
+from evopipe.agents import (
+    CallingAgent,
+    ChatAgent,
+    Episode,
+    ModelOutput,
+    Step,
+    TerminationEvent,
+    TerminationReason,
+    ToolAgent,
+    Trajectory,
+    records,
+    rounds,
+)
 from evopipe.agents.engine import Done, EpisodeJob, RolloutEngine, _check, _late, _Turns
 from evopipe.agents.model import Limits, Model, Reply, Request, Sampled, Tokens, back_off
-from evopipe.agents.protocol import ChatAsked, Refused, TextAsked
 from evopipe.agents.rows import returns
 from evopipe.agents.settings import Agents
 from evopipe.agents.workflow import number
-from evopipe.errors import DataError
 
 CHAT = [{"role": "user", "content": "0"}]
 
@@ -110,256 +117,6 @@ def test_an_answer_that_the_model_did_not_write_makes_a_chat_an_edited_one() -> 
     assert not anew.prompt([*CHAT, foreign, user]).edited  # a task may begin with a talk
 
 
-# --- sessions of an endpoint ------------------------------------------------------------------------------------------
-
-
-def chat_asked(**more: Any) -> ChatAsked:
-    return protocol.asked(ChatAsked, json.dumps({"model": "m", "messages": CHAT, **more}).encode(), "m")
-
-
-def text_asked(**more: Any) -> TextAsked:
-    return protocol.asked(TextAsked, json.dumps({"model": "m", **more}).encode(), "m")
-
-
-def draws_of(name: str, *asked: ChatAsked | TextAsked) -> list[int | None]:
-    seen: list[Request] = []
-    session = AgentSession(name, model_of(lambda request: [8], seen))
-
-    async def talk() -> None:
-        for each in asked:
-            await (session.chat(each) if isinstance(each, ChatAsked) else session.text(each))
-
-    asyncio.run(talk())
-    assert session.counts["completions"] == len(session.steps) == len(seen)
-    return [request.draw for request in seen]
-
-
-def test_a_sessions_draws_are_of_its_name_its_prompt_how_often_it_was_asked_and_the_seed() -> None:
-    once, twice, seeded = chat_asked(), chat_asked(n=2), chat_asked(seed=1)
-    a, b, c, d = draws_of("a", once, twice, once)
-    assert len({a, b, c, d}) == 4
-    assert all(isinstance(each, int) and 0 <= each < 2**63 for each in (a, b, c, d))
-    assert draws_of("a", twice)[0] == a  # the first of two is the only one's
-    assert draws_of("a", seeded, once)[1] == a  # what has a seed is another request
-    assert draws_of("b", once) != [a]
-    first, again, other = draws_of("a", seeded, seeded, chat_asked(seed=2))
-    assert first == again != other
-    assert first != a
-    equal = draws_of("a", text_asked(prompt=["1", "2", "1"]))
-    assert len(set(equal)) == 3
-    assert draws_of("a", text_asked(prompt="1"), text_asked(prompt="2"), text_asked(prompt="1")) == equal
-    tokens = draws_of("a", text_asked(prompt=[[8, 9], [9, 8]]))
-    assert len({*tokens, *equal}) == 5
-    # fixed numbers: a run that goes on draws what it drew before
-    assert a == int(endpoint._hash(f"{_first('a', None)}:0:0")[:16], 16) >> 1
-    assert b == int(endpoint._hash(f"{_first('a', None)}:1:0")[:16], 16) >> 1
-    assert c == int(endpoint._hash(f"{_first('a', None)}:1:1")[:16], 16) >> 1
-
-
-def _first(name: str, seed: int | None) -> str:
-    ids = Tokens(words.base()).prompt(CHAT)
-    return endpoint._hash(json.dumps([name, ids, seed]))
-
-
-def test_a_name_is_a_number_of_62_bits() -> None:
-    found = [endpoint.number(name) for name in map(str, range(64))]
-    assert all(0 <= each < 2**62 for each in found)
-    assert max(found) >= 2**61
-    assert len(set(found)) == 64
-
-
-def test_steps_of_a_session_are_its_completions_and_know_whether_a_chat_was_edited() -> None:
-    session = AgentSession("a", model_of(lambda request: words.base().encode("5"), []))
-    user, foreign = {"role": "user", "content": "1"}, {"role": "assistant", "content": "7"}
-
-    async def talk() -> None:
-        (answer,) = await session.chat(chat_asked())
-        assert (answer.message["content"], answer.finish) == ("5", "length")
-        await session.chat(chat_asked(messages=[*CHAT, answer.message, user]))
-        await session.chat(chat_asked(messages=[*CHAT, foreign, user], n=2))
-
-    asyncio.run(talk())
-    assert session.counts == {"completions": 4, "edited": 2}
-    assert [step.info.get("edited", False) for step in session.steps] == [False, False, True, True]
-    assert [len(step.chat_completions) for step in session.steps] == [2, 4, 4, 4]
-    assert session.steps[1].chat_completions[-1]["content"] == session.steps[1].model_response == "5"
-    assert (session.trajectory.uid, session.trajectory.steps) == ("a", session.steps)
-    assert session.over is None
-
-
-def test_a_prompt_that_is_too_long_is_refused_and_its_session_is_over() -> None:
-    session = AgentSession("a", model_of(lambda request: [8], [], Limits(3, 4)))
-    with pytest.raises(Refused, match="the prompt has 4 tokens, of at most 3") as refused:
-        asyncio.run(session.text(text_asked(prompt=[8, 8, 8, 8])))
-    assert (refused.value.status, refused.value.code) == (400, "context_length_exceeded")
-    assert session.over is TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED
-    assert not session.steps
-
-
-@pytest.mark.parametrize(("token", "fits"), [(-1, False), (0, True), ("last", True), ("next", False)])
-def test_tokens_of_a_prompt_are_the_models_own(token: int | str, fits: bool) -> None:
-    last = words.base().words.vocabulary - 1
-    asked = text_asked(prompt=[{"last": last, "next": last + 1}.get(str(token), token)])
-    session = AgentSession("a", model_of(lambda request: [8], []))
-    if fits:
-        asyncio.run(session.text(asked))
-        return
-    with pytest.raises(Refused, match=f"prompt: a token is not among the {last + 1}"):
-        asyncio.run(session.text(asked))
-
-
-def test_sessions_of_a_name_are_counted_within_a_round_and_close_with_their_episode() -> None:
-    served, model = Endpoint("m", token="t"), model_of(lambda request: [8], [])
-
-    async def names() -> list[str]:
-        found = []
-        for _ in range(2):
-            with served.session("e", model) as (session, connection):
-                key = connection.base_url.split("/")[-2]
-                assert served.sessions[key] is session
-                assert (connection.api_key, connection.model) == ("t", "m")
-                left = asyncio.create_task(asyncio.sleep(30))
-                session.open.add(left)
-                found.append(session.name)
-            assert not served.sessions
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            assert left.cancelled()
-        return found
-
-    assert asyncio.run(names()) == ["e-0", "e-1"]
-    served.begin()
-    assert asyncio.run(names()) == ["e-0", "e-1"]
-
-
-def test_so_many_completions_are_waited_for_and_no_more() -> None:
-    served, session = Endpoint("m"), AgentSession("a", model_of(lambda request: [8], []))
-
-    async def talk() -> None:
-        with served._room(session, endpoint.QUEUE - 2), served._room(session, 2):
-            assert session.open == {asyncio.current_task()}
-            with pytest.raises(Refused, match=f"{endpoint.QUEUE} completions are waited for") as refused:
-                with served._room(session, 1):
-                    pass
-            assert refused.value.status == 429
-        with served._room(session, endpoint.QUEUE):
-            pass
-        assert not session.open
-
-    asyncio.run(talk())
-
-
-def test_errors_have_their_status() -> None:
-    told = [
-        (Refused(408, "late"), 408, "late"), (DataError("no"), 400, "no"), (ValueError("bad"), 400, "bad"),
-        (TimeoutError(), 504, "the completion took longer than agents.model_seconds"),
-        (KeyError("k"), 500, "the endpoint failed: KeyError: "), (web.HTTPNotFound(), 404, "there is no such address"),
-        (web.HTTPMethodNotAllowed("GET", ["POST"]), 405, "there is no such address or method here"),
-        (web.HTTPRequestEntityTooLarge(1, 2), 413, "the body is larger than 2000000 bytes"),
-    ]  # fmt: skip
-    for error, status, text in told:
-        found = endpoint._refused(error)
-        assert (found.status, str(found)[: len(text)]) == (status, text)
-    kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 400: "invalid_request_error",
-             499: "invalid_request_error", 500: "server_error", 504: "server_error"}  # fmt: skip
-    for status, kind in kinds.items():
-        body = Refused(status, "text", "p", "c").body
-        assert body == {"error": {"message": "text", "type": kind, "param": "p", "code": "c"}}
-
-
-def test_a_wave_has_what_was_asked_together_sorted_by_prompt_and_an_error_is_all_its_requests() -> None:
-    waves: list[list[tuple[list[int], int]]] = []
-
-    def decode(wave: Any) -> list[Reply]:
-        waves.append([(request.ids, request.call) for request in wave])
-        if wave[0].ids == [0]:
-            raise ValueError("no")
-        return [Reply([each.ids[0] * 10], [-1.0], [0.5]) for each in wave]
-
-    async def talk() -> list[Any]:
-        queue, loop = Waves(decode), asyncio.get_running_loop()
-        work = asyncio.create_task(queue.run())
-
-        def request(first: int, draw: int | None = None) -> Request:
-            return Request(0, 0, 4, [first], 9, Sampled(), loop.create_future(), draw=draw)
-
-        gone = request(1)
-        gone.reply.cancel()
-        late = asyncio.create_task(queue.submit(gone))
-        one = await asyncio.gather(*(queue.submit(request(n, draw)) for n, draw in ((5, 77), (3, None), (4, 0))))
-        failed = await asyncio.gather(queue.submit(request(0)), queue.submit(request(2)), return_exceptions=True)
-        two = [await queue.submit(request(6))]
-        work.cancel()
-        assert isinstance((await asyncio.gather(late, return_exceptions=True))[0], asyncio.CancelledError)
-        assert [str(each) for each in failed] == ["no", "no"]
-        return [*one, *two]
-
-    assert [reply.ids for reply in asyncio.run(talk())] == [[50], [30], [40], [60]]
-    assert waves == [[([3], 4), ([4], 0), ([5], 77)], [([0], 4), ([2], 4)], [([6], 4)]]
-
-
-# --- requests and answers ---------------------------------------------------------------------------------------------
-
-
-def test_what_a_request_asks_for_is_what_a_completion_takes() -> None:
-    plain = {"max_tokens": None, "temperature": None, "top_p": None, "top_k": None, "stop": None}
-    assert chat_asked().how == plain
-    assert chat_asked(max_tokens=5, top_k=-1, stop="x").how == {**plain, "max_tokens": 5, "top_k": 0, "stop": ["x"]}
-    assert chat_asked(max_tokens=5, max_completion_tokens=6, top_k=3).how == {**plain, "max_tokens": 6, "top_k": 3}
-    assert text_asked(prompt="1", max_tokens=5, stop=["", "y"]).how == {**plain, "max_tokens": 5, "stop": ["y"]}
-    assert [chat_asked(stream_options=each).usage for each in (None, {}, {"include_usage": True})] == [
-        False, False, True,
-    ]  # fmt: skip
-    tool = {"type": "function", "function": {"name": "f"}}
-    assert chat_asked(tools=[tool]).offered == chat_asked(tools=[tool], tool_choice="auto").offered == [tool]
-    assert chat_asked(tools=[tool], tool_choice="none").offered == chat_asked().offered == []
-    assert text_asked(prompt="ab").prompts == ["ab"]
-    assert text_asked(prompt=[1, 2]).prompts == [[1, 2]]
-    assert text_asked(prompt=[[1], [2]]).prompts == [[1], [2]]
-    assert text_asked(prompt=[]).prompts == []
-
-
-def test_messages_keep_what_chat_templates_read() -> None:
-    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}", "more": 1}, "index": 0}
-    given = [
-        {"role": "developer", "content": "s", "name": 3},
-        {"role": "user", "content": "u", "name": "me", "tool_calls": [call]},
-        {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None},
-        {"role": "tool", "content": "t", "tool_call_id": "c"},
-    ]
-    kept = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    assert chat_asked(messages=given).chat() == [
-        {"role": "system", "content": "s"}, {"role": "user", "content": "u", "name": "me"},
-        {"role": "assistant", "content": "", "tool_calls": [kept]}, {"role": "tool", "content": "t",
-        "tool_call_id": "c"},
-    ]  # fmt: skip
-    for wrong, text in (
-        ({"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]}, "a call has no function"),
-        ({"role": "assistant", "content": "", "tool_calls": {"a": 1}}, r"messages\[0\].tool_calls: of type dict"),
-        ({"role": "nobody", "content": ""}, r"messages\[0\].role: 'nobody' is none of system"),
-    ):
-        with pytest.raises(Refused, match=text):
-            chat_asked(messages=[wrong]).chat()
-
-
-def test_tokens_of_a_prompt_are_counted_once() -> None:
-    outs = [ModelOutput(prompt_ids=[1] * n, completion_ids=[2] * m) for n, m in ((3, 1), (3, 2), (5, 3), (5, 4))]
-    assert protocol.usage(outs, 2) == {"prompt_tokens": 8, "completion_tokens": 10, "total_tokens": 18}
-    assert protocol.usage(outs[:2], 1) == {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
-
-
-def test_log_probabilities_are_told_token_by_token() -> None:
-    base = words.base()
-    out = ModelOutput(completion_ids=base.encode("12a"), logprobs=[-1.0, -math.inf, -3.0])
-    found = protocol.log_probs(base, out)
-    assert [(each["token"], each["logprob"]) for each in found] == [("1", -1.0), ("2", -9999.0), ("a", -3.0)]
-    assert found[2]["bytes"] == [97]
-    told = protocol.text_log_probs(base, out)
-    assert told["tokens"] == ["1", "2", "a"]
-    assert told["text_offset"] == [0, 1, 2]
-    assert told["token_logprobs"] == [-1.0, -9999.0, -3.0]
-
-
 # --- episodes ---------------------------------------------------------------------------------------------------------
 
 
@@ -401,8 +158,8 @@ def test_values_are_json_and_what_has_no_such_form_is_its_text() -> None:
 
     deep: list[Any] = []
     deep.append(deep)
-    made = Episode("a:b:12", {"x": (1, math.nan, -math.inf), 3: Scalar(), "odd": Odd(), "set": {1}}, info={"deep": deep},
-                   termination_reason=TerminationReason.ERROR)  # fmt: skip
+    task = {"x": (1, math.nan, -math.inf), 3: Scalar(), "odd": Odd(), "set": {1}}
+    made = Episode("a:b:12", task, TerminationReason.ERROR, info={"deep": deep})
     told = made.to_dict()
     assert told["task"] == {"x": [1, None, None], "3": 1.5, "odd": "<Odd>", "set": "{1}"}
     assert (told["termination_reason"], made.task_id, made.rollout_idx) == ("error", "a:b", 12)
@@ -416,7 +173,9 @@ def test_what_was_written_is_read_again_as_it_was() -> None:
     out = ModelOutput(text="t", prompt_ids=[1, 2], completion_ids=[3], logprobs=[-0.5], finish_reason="length")
     assert (out.prompt_length, out.completion_length) == (2, 1)
     steps = [Step(model_output=out, reward=0.5, done=True), Step()]
-    made = Episode("1:0", {"n": 1}, TerminationReason.ENV_DONE, True, [Trajectory("u", "n", None, steps, 2.0)], {"m": 1.0})
+    made = Episode(
+        "1:0", {"n": 1}, TerminationReason.ENV_DONE, True, [Trajectory("u", "n", None, steps, 2.0)], {"m": 1.0}
+    )
     told = made.to_dict()
     assert Episode.from_dict({**json.loads(json.dumps(told)), "unknown": 1}) == made
     assert Episode.from_dict({"id": "2:0"}).termination_reason is None
@@ -458,7 +217,9 @@ def test_turns_and_tokens_of_an_episode_are_those_of_all_its_trajectories() -> N
 
 
 def test_a_record_knows_its_member_its_attempts_and_whether_it_counts() -> None:
-    out = ModelOutput(prompt_ids=words.base().encode("1"), completion_ids=words.base().encode("23"), logprobs=[-1.0, -2.0])
+    out = ModelOutput(
+        prompt_ids=words.base().encode("1"), completion_ids=words.base().encode("23"), logprobs=[-1.0, -2.0]
+    )
     episode = Episode("4:1", {}, TerminationReason.TIMEOUT, trajectories=[Trajectory(steps=[Step(model_output=out)])])
     done = Done(EpisodeJob(2, 0, "4:1", {}, Sampled()), episode, 3, {})
     found = records.record(done, words.base(), {"timeout"})
@@ -480,6 +241,73 @@ def test_rounds_are_numbered_without_zeros_in_front(tmp_path: Path) -> None:
     }  # fmt: skip
     records.thin(tmp_path, 11, 1)
     assert sorted(path.stem for path in tmp_path.glob("train*")) == ["train-000011", "train-000012"]
+
+
+# --- agents -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_has_the_chat_up_to_its_completion_and_what_it_answers() -> None:
+    agent = ToolAgent(system_prompt="s", name="me")
+    assert agent.get_current_state() is None
+    agent.update_from_env({"question": "q"}, 0.0, False, {})
+    action = agent.update_from_model('x {"tool": "t", "input": [1]} y')
+    agent.update_from_env({"tool_output": 5}, 1.0, False, {})
+    agent.update_from_env("end", 1.0, True, {})  # nobody reads it
+    last = agent.update_from_model("a")
+    first, second = agent.trajectory.steps
+    assert agent.get_current_state() is second
+    chat = [
+        {"role": "system", "content": "s"}, {"role": "user", "content": "q"},
+        {"role": "assistant", "content": 'x {"tool": "t", "input": [1]} y'}, {"role": "tool", "content": "5"},
+        {"role": "assistant", "content": "a"},
+    ]  # fmt: skip
+    assert (first.chat_completions, second.chat_completions, agent.chat_completions) == (chat[:3], chat, chat)
+    assert (first.observation, second.observation) == ({"question": "q"}, {"tool_output": 5})
+    assert (first.model_response, second.model_response) == (chat[2]["content"], "a")
+    assert first.action == action.action == {"tool": "t", "input": [1]}
+    assert second.action == last.action == {"answer": "a"}
+    agent.reset()
+    assert (agent.chat_completions, agent.trajectory.steps, agent.trajectory.name) == (chat[:1], [], "me")
+
+
+def test_observations_and_calls_of_any_form_are_read() -> None:
+    agent = ToolAgent()
+    assert [agent.act(text) for text in ("[1]", '{"tool": 3}', "{", '{"tool": "t"}')] == [
+        {"answer": "[1]"}, {"answer": '{"tool": 3}'}, {"answer": "{"}, {"tool": "t", "input": ""},
+    ]  # fmt: skip
+    told = [
+        ChatAgent().message(each) for each in ({"x": {1}}, {"text": "t", "prompt": "p"}, {"role": "tool", "a": 1}, 7)
+    ]
+    assert told == [
+        {"role": "user", "content": '{"x": "{1}"}'}, {"role": "user", "content": "p"}, {"role": "tool", "a": 1},
+        {"role": "user", "content": "7"},
+    ]  # fmt: skip
+    assert agent.message("tool_output") == {"role": "user", "content": "tool_output"}
+
+
+@pytest.mark.parametrize("show", [True, False])
+def test_tools_are_called_by_the_templates_format_with_ids_of_their_place_in_the_chat(show: bool) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    agent = CallingAgent(show_tools=show)
+    agent.update_from_env([{"role": "user", "content": "a"}, "b"], 0.0, False, {"tools": [tool]})
+    assert agent.offered == ([tool] if show else [])
+    text = 'so <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
+    action = agent.update_from_model(text).action
+    (call,) = action["calls"]
+    assert (action["content"], call["name"], call["arguments"]) == ("so", "f", {"x": 1})
+    spoken = agent.chat_completions[-1]
+    assert spoken["content"] == ("so" if show else text)
+    assert [each["id"] for each in spoken.get("tool_calls", [])] == ([call["id"]] if show else [])
+    (step,) = agent.trajectory.steps
+    assert (step.chat_completions, step.action, step.model_response) == (agent.chat_completions, action, text)
+    assert step.observation == [{"role": "user", "content": "a"}, "b"]
+    agent.update_from_env("c", 0.0, False, {})  # the tools stay
+    assert agent.chat_completions[-1] == {"role": "user", "content": "c"}
+    assert agent.update_from_model(text).action["calls"][0]["id"] != call["id"]
+    agent.update_from_env(["d"], 0.0, True, {})
+    assert agent.chat_completions[-1]["role"] == "assistant"
+    agent.reset()
+    assert agent.offered == agent.chat_completions == []
 
 
 # --- time -------------------------------------------------------------------------------------------------------------
