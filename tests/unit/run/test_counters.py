@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import populations
 from evopipe import rng
 from evopipe.regimes.measures import Measures
 from evopipe.regimes.order import held_out, rows_at
@@ -34,6 +35,14 @@ def test_ticks_count_the_steps_of_those_who_live() -> None:
     assert clock.spent == 47
     clock.begin_generation()
     assert (clock.generation, clock.here, clock.broken_here, clock.broken) == (1, 0, 0, 2)
+    assert clock.step == 20  # of the whole run
+
+
+def test_a_run_has_whole_ticks_for_all_its_steps() -> None:
+    p = populations.problem(num_envs=4, train={"evo_steps": 9, "max_steps": 22})
+    clock = Clock.of(p, 3)
+    assert (clock.members, clock.envs, clock.each, clock.total, clock.living) == (3, 4, 3, 6, 3)
+    assert (clock.tick, clock.spent, clock.rewarded, clock.generation) == (0, 0, False, 0)
 
 
 def test_the_last_generation_has_the_ticks_that_are_left_and_the_next_one_at_least_one() -> None:
@@ -127,16 +136,54 @@ def test_a_new_members_episode_begins_at_nothing_and_the_others_go_on() -> None:
 
 
 def test_lengths_of_what_the_kernels_ended_are_the_steps_that_nobody_else_has() -> None:
-    tally = Tally(2, 4, CPU)
-    tally.running[1] = torch.tensor([1.0, 2.0, 5.0, 5.0])
+    tally = Tally(2, 6, CPU)
+    tally.running[1] = torch.tensor([1.0, 1.0, 1.0, 5.0, 5.0, 5.0])
     running, returns, count, lost = tally.in_c()
     running += 3.0
     returns[0] += 8.0
     count[0] += 2.0
     lost[0] += 1.0
-    tally.took(10, [0], torch.tensor([3, 0, 5, 5]))
+    tally.took(10, [0], torch.tensor([3, 0, 0, 5, 5, 5]))
     # 3 steps were running before, 10 were taken, 1 broke, and 3 are running now
     assert tally.sums.tolist() == [[8.0, 0.0], [9.0, 0.0], [2.0, 0.0]]
-    assert tally.running.tolist() == [[3.0] * 4, [3.0, 0.0, 5.0, 5.0]]
-    tally.took(4, [0, 1], torch.tensor([5, 2, 5, 9]))
+    assert tally.running.tolist() == [[3.0] * 6, [3.0, 0.0, 0.0, 5.0, 5.0, 5.0]]
+    tally.took(4, [0, 1], torch.tensor([5, 1, 1, 5, 5, 9]))
     assert tally.sums[1].tolist() == [9.0, 0.0]  # what broke before is no loss again
+
+
+def test_an_episode_that_broke_is_no_episode_and_ticks_before_it_count() -> None:
+    tally, never = Tally(1, 2, CPU), torch.tensor([False, False])
+    tally.add(torch.tensor([1.0, 2.0]), torch.tensor([False, True]))
+    tally.add(torch.tensor([4.0, 8.0]), torch.tensor([True, True]), torch.tensor([True, False]))
+    tally.add(torch.tensor([16.0, 32.0]), torch.tensor([True, False]), never)
+    assert tally.sums.tolist() == [[2.0 + 8.0 + 16.0], [3.0], [3.0]]
+    assert tally.running.tolist() == [[0.0, 32.0], [0.0, 1.0]]
+
+
+def test_what_was_saved_stays_as_it_was() -> None:
+    tally, found = Tally(2, 2, CPU), Diagnostics(2, CPU)
+    tally.ended(np.array([1]), np.array([3.0]), np.array([4]))
+    tally.add(torch.tensor([1.0, 2.0]), torch.tensor([False, False]))
+    found.forget([1, 0], torch.tensor([7, 8]))
+    found.note([0], {"a": torch.tensor([1.0])})
+    kept = tally.state(), found.state()
+    again, anew = Tally(2, 2, CPU), Diagnostics(2, CPU)
+    again.add(torch.tensor([9.0, 9.0]), torch.tensor([True, True]))
+    again.ended(np.array([1]), np.array([9.0]), np.array([9]))
+    again.restore(kept[0])  # what came before is gone
+    anew.restore(kept[1])
+    assert anew.begun.tolist() == [8.0, 7.0]
+    for each, signals in ((tally, found), (again, anew)):
+        assert each.state()["tally.sums"].tolist() == [[0.0, 3.0], [0.0, 4.0], [0.0, 1.0]]
+        each.add(torch.tensor([1.0, 1.0]), torch.tensor([True, True]))
+        each.settle()
+        assert each.sums.tolist() == [[2.0, 6.0], [2.0, 6.0], [1.0, 2.0]]
+        signals.note([0], {"a": torch.tensor([3.0])})
+        signals.forget([1], torch.tensor([1]))
+        assert signals.told([0]) == [{"a": (2.0, 3.0)}]
+        assert signals.begun.tolist() == [8.0, 1.0]
+        signals.forget([0])
+        assert signals.begun.tolist() == [8.0, 1.0]
+    assert kept[0]["tally.running"].tolist() == [[1.0, 2.0], [1.0, 1.0]]
+    assert kept[1]["signals.begun"].tolist() == [8.0, 7.0]
+    assert Diagnostics(2, CPU).begun.tolist() == [0.0, 0.0]
