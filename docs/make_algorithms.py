@@ -25,7 +25,7 @@ HIDDEN, VOCABULARY = 1013, 919  # of a language model
 
 
 SPELLED = {
-    "bc_language": "BC of games", "neural_ts": "NeuralTS", "neural_ucb": "NeuralUCB",
+    "bc_language": "BC of games", "crossq": "CrossQ", "neural_ts": "NeuralTS", "neural_ucb": "NeuralUCB",
     "ppo_language": "PPO of completions", "qrdqn": "QR-DQN", "rainbow": "Rainbow", "reward_model": "Reward model",
     "td3bc": "TD3+BC",
 }  # fmt: skip

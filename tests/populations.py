@@ -27,10 +27,12 @@ from evopipe.regimes.on_policy import OnPolicy
 from evopipe.regimes.rollouts import learn_from_rollout
 from evopipe.rng import Purpose, Stream
 from evopipe.run import act as acting
+from evopipe.run.callbacks import Callbacks
 from evopipe.run.run import Run
 from evopipe.run.session import Home, Session
 from evopipe.run.spec import EnvSpec, first_members
 from evopipe.schema.blocks import EnvConfig, MutationConfig, TournamentConfig, TrainConfig
+from evopipe.schema.callbacks import CallbacksConfig
 from evopipe.schema.declare import evolvable
 from evopipe.signals import StopSignal
 from evopipe.storage.checkpoint import CheckpointStore
@@ -39,11 +41,11 @@ from evopipe.types import ACTS, CUT, GONE, Batch, Learned
 
 CPU = torch.device("cpu")
 ALIKE = {
-    "bc", "bc:continuous", "ddpg", "iql", "iql:continuous", "ppo:continuous", "ppo:multibinary", "ppo:multidiscrete",
-    "neural_ts", "qrdqn", "sac:continuous", "td3bc", "tqc",
+    "bc", "bc:continuous", "crossq", "ddpg", "iql", "iql:continuous", "ppo:continuous", "ppo:multibinary",
+    "ppo:multidiscrete", "neural_ts", "qrdqn", "sac:continuous", "td3bc", "tqc",
 }  # fmt: skip
 THOROUGH = {  # much of theirs is in dqn, td3 and ppo
-    "cqn", "maddpg", "mappo", "neural_ucb", "qrdqn", "rainbow", "sac", "tqc",
+    "cqn", "crossq", "maddpg", "mappo", "neural_ucb", "qrdqn", "rainbow", "sac", "tqc",
 }  # fmt: skip
 ENVIRONMENTS = {  # a small one for each kind of actions
     "discrete": "CartPole-v1",
@@ -66,7 +68,8 @@ ON_POLICY = {"batch_size": 32, "learn_step": 64, "epochs": 2}
 def session(run: Run[Any], store: CheckpointStore, stop: StopSignal, tracker: Tracker | None = None) -> Session[Any]:
     """What trains a run that is there, with its checkpoints in a folder of their own."""
     home = Home(store.folder, store.folder, 1e9)
-    return Session(run, store, stop, tracker or Tracker([]), Params(), home, described={})
+    callbacks = Callbacks(CallbacksConfig(), {}, store.folder, lambda member: None)
+    return Session(run, store, stop, tracker or Tracker([]), Params(), home, described={}, callbacks=callbacks)
 
 
 def cases(quick: Sequence[str] | None = None, on_policy: bool | None = None, teams: bool = False) -> list[Any]:

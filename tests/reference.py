@@ -27,16 +27,32 @@ ACTIVATIONS = {
 }
 
 
-def network(arch: Arch, parts: Mapping[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+def by_running(name: str, x: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
+    """x `[B, n]` normalised by a layer's running statistics; `norm` has gains, shifts, means and variances."""
+    gain, shift, mean, variance = norm.view(4, -1)
+    return gain * (x - mean) / (variance + 1e-3).sqrt() + shift
+
+
+Normalise = Callable[[str, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def network(
+    arch: Arch, parts: Mapping[str, torch.Tensor], x: torch.Tensor, normalise: Normalise = by_running
+) -> torch.Tensor:
     """One member's network without pads: `[B, inputs]` → `[B, outputs]`; of an encoder `[B, latent]`.
 
-    A layer whose parameters are not among the parts is not in this network.
+    A layer whose parameters are not among the parts is not in this network. `normalise` is how inputs are read of
+    layers that normalise them by batches.
     """
+
+    def read(name: str, x: torch.Tensor) -> torch.Tensor:
+        return normalise(name, x, parts[f"{name}.norm"]) if f"{name}.norm" in parts else x
+
     for name, block in arch.layers.items():
         if f"{name}.weight" not in parts:
             continue
-        f = x @ parts[f"{name}.weight"] + parts[f"{name}.bias"]
-        if arch.layer_norm:
+        f = read(name, x) @ parts[f"{name}.weight"] + parts[f"{name}.bias"]
+        if f"{name}.gain" in parts:
             centred = f - f.mean(dim=1, keepdim=True)
             f = centred / (centred.square().mean(dim=1, keepdim=True) + 1e-5).sqrt()
             f = f * parts[f"{name}.gain"] + parts[f"{name}.shift"]
@@ -46,12 +62,14 @@ def network(arch: Arch, parts: Mapping[str, torch.Tensor], x: torch.Tensor) -> t
             x, f = (F.pad(t, (0, width - t.shape[1])) for t in (x, f))
             f = x + parts[f"{name}.alpha"] * (f - x)
         x = f
-    return x @ parts["output.weight"] + parts["output.bias"] if "output.weight" in parts else x
+    return read("output", x) @ parts["output.weight"] + parts["output.bias"] if "output.weight" in parts else x
 
 
-def function(arch: Arch, widths: Widths, row: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def function(
+    arch: Arch, widths: Widths, row: torch.Tensor, x: torch.Tensor, normalise: Normalise = by_running
+) -> torch.Tensor:
     """The same from a flat row."""
-    return network(arch, arch.named(widths, row), x)
+    return network(arch, arch.named(widths, row), x, normalise)
 
 
 def random_row(arch: Arch, widths: Widths, rng: np.random.Generator) -> torch.Tensor:

@@ -74,7 +74,7 @@ def run(
         folder: where data, models and reports go; None keeps nothing on disk.
         quiet: show nothing but warnings.
         on_generation: a function that is called with a `Snapshot` of the run when a generation has ended, as
-            `train.callbacks.on_generation` is; None for none.
+            `train.callbacks.on_generation` is; None calls no function.
         on_best: the same, called before it in generations that have a new best member.
         on_tick: the same, called within generations, every `train.callbacks.tick_steps`.
 

@@ -85,7 +85,7 @@ def pull(repo: str, folder: Path, revision: str | None, tell: _Tell, warn: _Tell
 
     Args:
         repo: the repository's name, `USER/NAME`.
-        folder: the folder to write, which must not exist or be empty.
+        folder: the folder to write. If it exists, it must be empty.
         revision: a branch, tag or commit of the repository; None for its default branch.
         tell: a function that is called with a sentence that says what was done.
         warn: a function that is called with a sentence for each Python file that is not a copy of evopipe's own.

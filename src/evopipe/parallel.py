@@ -87,11 +87,15 @@ class Died(Exception):
 
 
 class Helper:
-    """A forked process that calls the function `work` once for every call of `tell`.
+    """A forked process that calls a function once for every call of `tell`.
 
-    The process ends when the parent process ends, when the last reference to this object is dropped, or when it is
-    dismissed. A dismissed helper that is idle calls `last` before it ends; a busy helper is killed. The helper ignores
-    SIGINT, SIGTERM and SIGHUP, because the parent decides when to stop and saves its state first.
+    The process ends when the parent process ends, when the last reference to this object is dropped, or when `dismiss`
+    is called. The process ignores SIGINT, SIGTERM and SIGHUP, because the parent decides when to stop and saves its
+    state first.
+
+    Args:
+        work: the function that the process calls for every `tell`.
+        last: a function that an idle process calls before it ends by `dismiss`. A busy process is killed without it.
 
     Raises:
         OSError: the process cannot be forked.
@@ -146,7 +150,7 @@ class Helper:
         return error
 
     def dismiss(self) -> None:
-        """End the helper process: if it is idle, it first calls `last`; if it is busy, it is killed at once."""
+        """End the helper process. An idle process first calls `last`, an argument of `Helper`; a busy one is killed."""
         dismiss([self])
 
     def _is_stopped(self) -> bool:

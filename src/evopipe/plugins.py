@@ -172,8 +172,8 @@ def file_of(module: str) -> Path | None:
 def sources(modules: Iterable[str]) -> tuple[list[str], list[Path]]:
     """Return the Python files that modules of other packages may run, as two lists: the files' names and their paths.
 
-    A module inside a package may import any file of the top-level package, so all of these are in the lists. Of a
-    module outside a package only its own file is. `modules` are the modules' names, such as `package.module`.
+    If a module is inside a package, it may import any file of the top-level package, so all these files are listed. If
+    it is in no package, only its own file is listed. `modules` are the modules' names, such as `package.module`.
     """
     named: dict[str, Path] = {}
     for module in modules:

@@ -51,7 +51,8 @@ class Population:
     Raises:
         ParamsError: a value cannot be used, or the algorithm does not support the environment.
         UsageError: the parameters are a language model's, or divide the members among processes (`runtime.shards`).
-        MissingInputError, DataError: `population.start`, or the dataset to begin with, is missing or damaged.
+        MissingInputError, DataError: the members of `population.start`, or the dataset that training starts with, are
+            missing or damaged.
 
     Examples:
         >>> small = {"env": {"id": "CartPole-v1"}, "train": {"max_steps": 300, "evo_steps": 100, "eval_episodes": 2}}

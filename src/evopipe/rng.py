@@ -142,8 +142,8 @@ def normal(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) ->
 def shuffled(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -> torch.Tensor:
     """Draw a random permutation of 0 to n - 1 for each key and each step, `[P, U, n]` int64.
 
-    `keys` are P keys `[P]` int64, and `steps` are U step numbers `[U]` int64. A permutation is the sorting order of the
-    draws of `uniform`.
+    `keys` are P keys `[P]` int64, and `steps` are U step numbers `[U]` int64. Another `purpose` gives other
+    permutations. A permutation is the order that sorts n draws of `uniform`.
     """
     if _kernel is not None and _on_host(keys):
         return _drawn(_kernel, "shuffles", keys, salt(purpose), steps, n, torch.int64)
@@ -197,8 +197,11 @@ class Stream:
         return Stream(_part(self.keys, name), self.purpose, self.step)
 
     def parts(self, count: int) -> Stream:
-        """Return `part(1)` to `part(count)` as one stream with `count · P` keys: all members' keys of part 1, then of
-        part 2 and so on."""
+        """Return the streams `part(1)` to `part(count)` as one stream, with `count · P` keys for P members.
+
+        First come the P keys of `part(1)`, then those of `part(2)`, and so on. The method `part` gives independent
+        draws.
+        """
         keys = torch.cat([_part(self.keys, name) for name in range(1, count + 1)])
         return Stream(keys, self.purpose, self.step)
 

@@ -170,7 +170,8 @@ were truncated with it; all others are zeros."""
 @dataclass(frozen=True, slots=True)
 class Batch:
     """A minibatch of B transitions for each of P members, each transition over one environment step or over n steps.
-    Observations have O numbers; A counts discrete actions, or the numbers of a continuous action.
+
+    O is the length of an observation. A is the number of discrete actions, or the length of a continuous action.
 
     For a team of K agents, every tensor except `weight` has an axis `K` after `B`. Each agent's reward and discount
     count the agent's own steps, until the agent terminates or is truncated.
@@ -186,7 +187,7 @@ class Batch:
         weight: `[P, B]` float32, the weight of each transition in the loss. With uniform sampling, the b transitions of
             a member with batch size b ≤ B have weight 1 / b, the others 0.
         legal: `[P, B, A]` bool, whether each action is legal in `obs`; None if all actions are always legal, or if the
-            loss does not read these.
+            algorithm's loss does not need this mask.
         alive: for a team, `[P, B, K]` float32, 1 if the agent acted in `obs`, 0 if it was absent.
         learns: for a team, `[P, B, K]` float32, 1 if the agent learns from this transition, 0 if only other agents
             learn from it.

@@ -51,9 +51,9 @@ class Watchdog:
 
     Args:
         seconds: the longest time without progress. `Hung` is raised at most a quarter of that time later.
-        what: the parameter that sets the seconds, for the message of `Hung`.
+        what: the name of the parameter from which `seconds` comes; the message of `Hung` names it.
         progress: a function whose return value changes when the code makes progress.
-        grace: the limit in seconds, if smaller, after a call of `hurry`; None for `GRACE`.
+        grace: a new limit in seconds after a call of the function `hurry`, if it is below `seconds`; None for `GRACE`.
     """
 
     def __init__(

@@ -120,7 +120,8 @@ def compare(env_id: str, kwargs: dict[str, Any], steps: int) -> int:
 
 
 def test_every_environment_has_a_twin() -> None:
-    assert {*offered()} == {*ANYWHERE, *CELLS}
+    """MinAtar's games have theirs in a file of their own."""
+    assert {name for name in offered() if not name.startswith("MinAtar/")} == {*ANYWHERE, *CELLS}
 
 
 @pytest.mark.parametrize("steps", STEPS)

@@ -45,6 +45,7 @@ UNLIKE = {
     "ent_coef": (0.01, 0.05, 0.2), "target_kl": (0.0, 1e-9, 1e9),
 }  # fmt: skip
 """Hyper-parameters, one a member."""
+SOFT = ("sac", "tqc", "crossq")  # whose policies keep their entropy
 CRITICS = [f"critic_{k}" for k in range(1, 11)]
 SHARED = {"share_encoder": True}
 RAINBOW = {"v_min": -2.0, "v_max": 3.0, "atoms": 5}
@@ -75,6 +76,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "sac:continuous:shared": ("continuous", {**SHARED, "learn_alpha": False}),
     "tqc": ("continuous", {"quantiles": 4, "dropped": 1, "target_entropy": -0.7}),
     "tqc:five": ("continuous", {"critics": 5, "quantiles": 3, "dropped": 2}),
+    "crossq": ("continuous", {"wider": 2, "renorm_after": 2, "target_entropy": -0.7}),
+    "crossq:alike": ("continuous", {"wider": 1, "renorm_after": 0, "policy_delay": 1, "beta1": 0.9}),
+    "crossq:warming": ("continuous", {"wider": 3, "renorm_rate": 0.5, "policy_delay": 2, "learn_alpha": False}),
     "tqc:whole": ("continuous", {"critics": 3, "quantiles": 2, "dropped": 0, "learn_alpha": False}),
     "iql": ("discrete", {}),
     "iql:continuous": ("continuous", {"weight_limit": 1.5}),
@@ -118,9 +122,12 @@ class Given:
         g, self.members = torch.Generator().manual_seed(1), []
         for m in self.fresh:
             tensors = {name: x.to(torch.get_default_dtype(), copy=True) for name, x in m.tensors.items()}
-            for name, (what, _) in tensor_kinds(self.algo.State, self.widths).items():
+            for name, (what, of_network) in tensor_kinds(self.algo.State, self.widths).items():
                 if what == "parameters":  # so that outputs are of some size, and targets unlike what they follow
                     tensors[name] += 0.3 * torch.randn(tensors[name].shape, generator=g)
+                    for part, row in m.arch.named(self.widths[of_network], tensors[name]).items():
+                        if part.endswith("norm"):  # a variance is none below 0
+                            row.view(4, -1)[3].abs_()
                 elif what == "scales":
                     tensors[name] *= 1.0 + torch.rand(tensors[name].shape, generator=g)
             tensors["updates"] += (0, 1, 5)[m.slot]
@@ -274,7 +281,8 @@ class Agent:
 
     def step(self, name: str, rate: float) -> None:
         if name not in self.adams:
-            self.adams[name] = torch.optim.Adam([self.values[name]], lr=rate)
+            beta1 = 0.9 if name == "log_alpha" else getattr(self.cfg, "beta1", 0.9)
+            self.adams[name] = torch.optim.Adam([self.values[name]], lr=rate, betas=(beta1, 0.999))
         self.adams[name].step()
 
     def follow(self, share: float, **pairs: str) -> None:
@@ -439,6 +447,58 @@ def tqc(agent: Agent, batch: Batch, draw: Stream, drawn: Drawn, turn: int) -> Fo
         agent.step("log_alpha", agent.hyper["lr_alpha"])
     agent.follow(agent.hyper["tau"], critics_target="critics")
     return loss, errors
+
+
+def crossq(agent: Agent, batch: Batch, draw: Stream, drawn: Drawn, turn: int) -> Found:
+    """Bhatt et al. (2024), and algorithm 1 of Ioffe (2017) where a layer reads."""
+    alpha, cfg = float(agent.values["log_alpha"].detach().exp()), agent.cfg
+    present = (batch.weight > 0).repeat(2)
+    moves: list[tuple[torch.Tensor, torch.Tensor]] = []  # of running statistics, those of the minibatch
+
+    def by_minibatch(name: str, x: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
+        gain, shift, mean, variance = norm.view(4, -1)
+        mean, variance = mean.detach(), variance.detach()
+        own, own_variance = x[present].mean(dim=0), x[present].var(dim=0, correction=0)
+        sigma_b, sigma = (own_variance + 1e-3).sqrt(), (variance + 1e-3).sqrt()
+        r, d = (sigma_b / sigma).detach().clamp(1 / 3, 3), ((own - mean) / sigma).detach().clamp(-5, 5)
+        if agent.updates < cfg.renorm_after:
+            r, d = torch.ones_like(r), torch.zeros_like(d)
+        moves.append((norm, torch.cat((own, own_variance)).detach()))
+        return gain * ((x - own) / sigma_b * r + d) + shift
+
+    def acts(obs: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        mean, log_std = agent.net("actor", obs)[:, :A], agent.net("actor", obs)[:, A:].clamp(-20, 2)
+        u = mean + log_std.exp() * noise.view(B, A)
+        log_pi = torch.distributions.Normal(mean, log_std.exp()).log_prob(u) + 2 * torch.cosh(u).log()
+        return torch.tanh(u), log_pi.sum(dim=1)
+
+    with torch.no_grad():
+        action, log_pi = acts(batch.next_obs, drawn(draw))
+    both = torch.cat((torch.cat((batch.obs, batch.action), dim=1), torch.cat((batch.next_obs, action), dim=1)))
+    names = ("critics.critic_1", "critics.critic_2")
+    q = [
+        function(agent.arch, agent.widths[agent.of[n]], agent.values[n], both, by_minibatch)[:, 0].chunk(2)
+        for n in names
+    ]
+    after = torch.minimum(q[0][1], q[1][1]).detach()
+    y = batch.reward + batch.discount * (after - alpha * log_pi)
+    errors = [each[0] - y for each in q]
+    loss = sum(0.5 * (batch.weight * e**2).sum() for e in errors)
+    assert isinstance(loss, torch.Tensor)
+    agent.descend(loss, **{n.replace(".", "__"): agent.hyper["lr_critic"] for n in names})
+    with torch.no_grad():
+        for norm, found in moves:
+            running = norm.detach()[len(norm) // 2 :]
+            running += cfg.renorm_rate * (found - running)
+    if turn == cfg.policy_delay - 1:
+        action, log_pi = acts(batch.obs, drawn(draw.part(1)))
+        least = torch.minimum(*(agent.net(n, batch.obs, action)[:, 0] for n in names))
+        agent.descend((batch.weight * (alpha * log_pi - least)).sum(), actor=agent.hyper["lr_actor"])
+        if cfg.learn_alpha:
+            aim = -float(A) if cfg.target_entropy == "auto" else cfg.target_entropy
+            agent.values["log_alpha"].grad = (batch.weight * (-log_pi.detach() - aim)).sum()
+            agent.step("log_alpha", agent.hyper["lr_alpha"])
+    return loss, (errors[0].abs() + errors[1].abs()) / 2
 
 
 class Huber:
@@ -646,7 +706,7 @@ def ppo(agent: Agent, batch: Sequences, draw: Stream, drawn: Drawn, turn: int) -
 
 
 PAPERS: Mapping[str, Callable[..., Found]] = {
-    each.__name__: each for each in (bc, cqn, ddpg, dqn, iql, ppo, qrdqn, rainbow, sac, td3, td3bc, tqc)
+    each.__name__: each for each in (bc, cqn, crossq, ddpg, dqn, iql, ppo, qrdqn, rainbow, sac, td3, td3bc, tqc)
 }
 
 
@@ -713,7 +773,7 @@ def told(agent: Agent, batch: Any, draw: Stream) -> dict[str, float]:
         return {}
     if agent.name == "ppo":
         return told_of_ppo(agent, batch, weight)
-    target = "critics_target" if "critics_target.critic_1" in agent.values else "critic_target"
+    target = "critics_target" if "critics.critic_1" in agent.values else "critic_target"
     x, x_minus = agent.encoded(batch.obs), agent.encoded(batch.obs, target=True)
 
     def least(name: str, read: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
@@ -737,7 +797,9 @@ def told(agent: Agent, batch: Any, draw: Stream) -> dict[str, float]:
             q, q_minus = (of(agent.net(name, batch.obs), batch.action) for name in ("q", "target"))
     else:
         online = target.removesuffix("_target")
-        q, q_minus = least(online, x, batch.action), least(target, x_minus, batch.action)
+        q = q_minus = least(online, x, batch.action)
+        if agent.name != "crossq":
+            q_minus = least(target, x_minus, batch.action)
         if agent.name in ("ddpg", "td3", "td3bc"):
             own = least(online, x, torch.tanh(agent.net("actor", x)))
             found["losses/actor_loss"] = -(weight * own).sum()
@@ -754,7 +816,7 @@ def told(agent: Agent, batch: Any, draw: Stream) -> dict[str, float]:
         theta = quantiles_of_tqc(agent, "critics", x, batch.action)
         found["losses/quantile_low"] = (weight * theta.amin(dim=(0, 2))).sum()
         found["losses/quantile_high"] = (weight * theta.amax(dim=(0, 2))).sum()
-    if agent.name in ("sac", "tqc"):
+    if agent.name in SOFT:
         alpha, out = agent.values["log_alpha"].exp(), agent.net("actor", x)
         found["losses/alpha"] = alpha
         if agent.continuous:
@@ -781,6 +843,8 @@ def told(agent: Agent, batch: Any, draw: Stream) -> dict[str, float]:
         "losses/q_values_max": q[weight > 0].max(),
         "losses/target_gap": (weight * (q - q_minus).abs()).sum(),
     }
+    if agent.name == "crossq":
+        del found["losses/target_gap"]
     return {name: float(value.detach()) for name, value in found.items()}
 
 
@@ -849,7 +913,7 @@ def told_of_play(agent: Agent, batch: Any, draw: Stream, offline: bool) -> dict[
     if agent.continuous and not sequences and not offline:
         mu = agent.net("actor", agent.encoded(batch.obs)).detach()
         noise = draw.normal(B * A)[0].double().view(B, A)
-        if agent.name in ("sac", "tqc"):
+        if agent.name in SOFT:
             mu, log_std = mu[:, :A], mu[:, A:].clamp(-20, 2)
             act = torch.tanh(mu + log_std.exp() * noise)
         else:
@@ -924,7 +988,8 @@ def test_networks_begin_unlike_targets_as_their_copies_and_nothing_was_learned_y
             expected = torch.full_like(member.tensors[name], math.log(starts.get(name, 1.0)))
             torch.testing.assert_close(member.tensors[name], expected)
     first, second, _ = given.fresh
-    assert not any(torch.equal(first.tensors[n][:9], second.tensors[n][:9]) for n in weights)
+    least = {n: min(len(each.tensors[n]) for each in (first, second)) for n in weights}
+    assert not any(torch.equal(first.tensors[n][:size], second.tensors[n][:size]) for n, size in least.items())
 
 
 @each_case
@@ -1026,13 +1091,13 @@ def explored(agent: Agent, obs: torch.Tensor, legal: torch.Tensor, epsilon: floa
     """What a member does where it explores, from the same draws."""
     if agent.continuous:
         mean, normal = output(agent, obs), draw.normal(ENVS * A).view(ENVS, A)
-        if agent.name in ("sac", "tqc"):
+        if agent.name in SOFT:
             action = torch.tanh(mean[:, :A] + mean[:, A:].clamp(-20, 2).exp() * normal)
         else:
             action = torch.tanh(mean) + getattr(agent.cfg, "noise_sd", 0.0) * normal
         u = (draw if agent.name == "bc" else draw.part(1)).uniform(ENVS * (A + 1)).view(ENVS, A + 1)
         return torch.where(u[:, :1] < epsilon, 2 * u[:, 1:] - 1, action.clamp(-1, 1))
-    if agent.name in ("sac", "tqc"):
+    if agent.name in SOFT:
         drawn = draw.uniform(ENVS * (A + 2))[0]
         u, gumbel = drawn[: 2 * ENVS].view(2, ENVS), drawn[2 * ENVS :].view(ENVS, A)
         action = best(output(agent, obs) - (-gumbel.log()).log(), legal)
@@ -1075,7 +1140,7 @@ def test_actions_are_those_of_one_agent_a_member(case: str) -> None:
         ("td3bc", {}, (0.0, 0.0, 0.0, 0.0, 0.0)),
         ("cqn", {"epsilon": 0.3}, (0.3, 0.3, 0.3, 0.3, 0.3)),
         ("iql", {"epsilon": 0.3}, (0.3, 0.3, 0.3, 0.3, 0.3)),
-        *((name, {"random_steps": 100}, (1.0, 1.0, 1.0, 1.0, 0.0)) for name in ("ddpg", "td3", "sac", "tqc")),
+        *((name, {"random_steps": 100}, (1.0, 1.0, 1.0, 1.0, 0.0)) for name in ("ddpg", "td3", "sac", "tqc", "crossq")),
         ("dqn", {}, (0.9, 0.7, 0.5, 0.108, 0.1)),
         ("dqn", {"eps_schedule": "exponential"}, (0.9, 0.9 / 3**0.5, 0.3, 0.1 * 9**0.01, 0.1)),
         ("qrdqn", {}, (0.9, 0.7, 0.5, 0.108, 0.1)),

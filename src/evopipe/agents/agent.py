@@ -43,8 +43,8 @@ class BaseAgent(ABC):
 
     @abstractmethod
     def update_from_model(self, response: str, **kwargs: Any) -> Action:
-        """Add the completion `response` to the chat and a step for it to the trajectory; return the action that the
-        completion expresses. evopipe passes no `kwargs`."""
+        """Add the completion `response` to the chat, and add a step with this completion to the trajectory. Return the
+        action that the completion expresses. evopipe passes no `kwargs`."""
 
     @property
     def offered(self) -> list[dict[str, Any]]:

@@ -124,10 +124,13 @@ class Ahead:
         return found
 
     def restore(self, tensors: Mapping[str, Tensor], cohorts: Sequence[Cohort]) -> None:
-        """Prepare rounds whose weights a checkpoint has; `ensure` starts these rounds with the weights.
+        """Prepare the rounds that were open when a checkpoint was written. They start when `ensure` is called.
+
+        They are played with the weights from the checkpoint, not with the members' present weights. All other rounds
+        are stopped and removed.
 
         Args:
-            tensors: the tensors that `state` returned.
+            tensors: the weights, as the method `state` returned them for the checkpoint.
             cohorts: all members, in groups that are computed as one batch.
         """
         self.drop()

@@ -227,8 +227,9 @@ class Endpoint:
         """Open the session of one episode, whose completions `model` writes; yield the session with the connection that
         the agent uses.
 
-        At the end of the `with` block the session is closed, and requests that are still open are cancelled. Another
-        session of the same `name` in the same round gets other random draws.
+        At the end of the `with` block the session is closed, and requests that are still open are cancelled. If an
+        episode is tried again in the same round (see `begin`), its new session has the same `name` but gets other
+        random draws.
         """
         key = secrets.token_urlsafe(12)
         session = AgentSession(f"{name}-{self._attempts[name]}", model)
@@ -439,12 +440,14 @@ async def serve(
     decode: Callable[[Sequence[Request]], Sequence[Reply]], served: str, port: int,
     ready: Callable[[Connection], None], stopped: Callable[[], bool],
 ) -> list[AgentSession]:  # fmt: skip
-    """Run an endpoint until `stopped` returns True; return the sessions that clients have named in the address or
-    header, at most the last 1024.
+    """Run an endpoint until `stopped` returns True; return the sessions that have a key, at most the last 1024.
+
+    A client begins such a session with a request that has a new key, in the address `/s/KEY/v1` or in the header
+    `X-Session`.
 
     Args:
-        make: a function that returns the model of a session. It is called with the session's key and a coroutine
-            function that takes a request and returns the reply.
+        make: a function (key, ask) that returns the model of a session. `key` is the session's key, and `ask` a
+            coroutine function that takes a request and returns the reply.
         decode: a function that completes a list of requests, and returns the replies in the same order.
         served: the model's name.
         port: the port on loopback; 0 takes a free port.

@@ -72,7 +72,8 @@ class Done:
         job: the job.
         episode: the episode, which may have failed.
         attempts: the number of attempts.
-        entropies: the entropies of each completion's tokens, keyed by `id()` of its `ModelOutput`.
+        entropies: for each completion, the entropies of its tokens. The key is the `id()` of the completion's
+            `ModelOutput`.
     """
 
     job: EpisodeJob

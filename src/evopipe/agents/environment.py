@@ -64,10 +64,10 @@ class BaseEnv(ABC):
 
 
 class MultiTurnEnvironment(BaseEnv):
-    """A task of at most `max_turns` turns. Subclasses define the reward and the next observation in
-    `get_reward_and_next_obs`.
+    """An environment whose episodes have at most `max_turns` turns. Subclasses define the reward and the next
+    observation in `get_reward_and_next_obs`.
 
-    `task` is the task, a mapping, which is also the first observation.
+    `task` is the data of one task, such as a question and its answer. `reset` returns it as the first observation.
     """
 
     def __init__(self, task: dict[str, Any] | None = None, max_turns: int = 3) -> None:

@@ -39,7 +39,7 @@ class Request:
     """A completion that an episode has requested from the model and waits for.
 
     Attributes:
-        slot: the member's index in the population.
+        slot: the slot of the member, its place in the population.
         job: the number of the episode among this member's episodes of the round.
         call: the number of the request in its episode. `job` and `call` together fix the random draws.
         ids: the tokens of the prompt.
@@ -47,9 +47,9 @@ class Request:
         how: the settings of sampling.
         reply: the future that receives the completion.
         stop: texts that end the completion.
-        place: the index of the episode among the episodes of all members in the round.
-        draw: a number that takes the place of `call` in fixing the random draws, for calls whose order may vary; else
-            None.
+        place: the number of the episode among the episodes of all members in the round.
+        draw: a number that replaces `call` in the random draws. It is given if the order of the requests may vary; else
+            it is None.
     """
 
     slot: int
@@ -166,14 +166,15 @@ class Prompt(NamedTuple):
 class Model:
     """The language model as one episode calls it.
 
-    If a chat begins with an earlier chat of the episode and its completion, both unchanged, the prompt continues with
-    their tokens, and their text is not tokenised again. Any other chat is tokenised as a whole.
+    A chat may continue an earlier chat of the episode: it begins with the messages of that chat and with the completion
+    that followed, all unchanged. The tokens of this beginning are then used again; only the rest of the chat is
+    tokenised. Any other chat is tokenised as a whole.
 
     Args:
         tokens: the converter of chats to tokens.
         submit: a coroutine function that completes a request.
-        slot: the index of the member, whose weights are used, in the population.
-        job: the number of the episode among the member's episodes; it fixes the random draws.
+        slot: the slot (place in the population) of the member whose weights are used.
+        job: the number of the episode among this member's episodes; it fixes the random draws.
         how: the settings of sampling.
         limits: the limits on tokens.
         seconds: the time limit of a completion; None for no limit.

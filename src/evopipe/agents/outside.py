@@ -73,12 +73,13 @@ def _turn(loop: asyncio.AbstractEventLoop) -> None:
 
 
 class OutsideAgents:
-    """The endpoint of a run whose agents call the model over HTTP, with the event loops of the endpoint and of the
-    agents.
+    """The agents of a run that call the model over HTTP, and the endpoint that they call.
+
+    The endpoint has one event loop, and the agents' coroutine functions have another.
 
     Args:
-        flow: the agent: a function or coroutine function (task, connection), or a command as a list of words. Its
-            result is described at `OutsideWorkflow`.
+        flow: the code of an agent: a function or coroutine function (task, connection), or a command as a list of
+            words. `OutsideWorkflow` says what it returns.
         served: the name of the model at the endpoint.
         reward_fn: a reward function, called with the task and the text that a function returned or a command printed.
     """

@@ -27,13 +27,16 @@ def record(done: Done, base: Base, masked: Collection[str], values: Values | Non
     """Return an episode as JSON data: `Episode.to_dict` with the member's slot (place in the population), the number of
     attempts, and the text of each trajectory's rows of tokens (see `TokenRow`). `base` has the tokenizer.
 
-    A row is a list of pieces. A piece is a mapping: `text`, `written` (whether the model wrote it), and `step` (the
-    number of the step that it belongs to). `counts` is false if the episode's termination reason is among `masked`,
-    because members do not learn from it then.
+    The text of a row is a list of pieces. A piece is a mapping: `text`, `written` (whether the model wrote it), and
+    `step` (the number of the step that it belongs to).
 
-    If `values` has the values of a trajectory (keyed by its `id()`, see `agents.learned.token_values`), each piece that
-    the model wrote also has lists with one entry a token: `tokens` (texts, which add up to the piece's text),
-    `log_prob` (when the token was drawn), `new_log_prob` (after the update), and `advantage`.
+    The episode's entry `counts` says whether members learn from it. They do not if its termination reason is among
+    `masked`.
+
+    `values` may hold values of a trajectory's tokens, keyed by the trajectory's `id()`, see
+    `agents.learned.token_values`. Each piece that the model wrote then has four more lists, with one entry a token:
+    `tokens` (the texts of the tokens), `log_prob` (when the token was drawn), `new_log_prob` (after the update), and
+    `advantage`.
     """
     told = done.episode.to_dict()
     for trajectory, each in zip(done.episode.trajectories, told["trajectories"], strict=True):

@@ -212,8 +212,11 @@ class Rounds:
         return Limits(min(language.max_prompt, longest), language.max_completion, tuple(language.stop))
 
     def decoder(self, member: Member) -> Callable[[Sequence[Request]], list[Reply]]:
-        """Return a function that takes a list of requests and returns their replies in the same order. Completions are
-        written with the present weights of `member`, and with the random draws of validations."""
+        """Return a function that takes a list of requests and returns their replies in the same order.
+
+        The model that writes the replies has the present weights of `member`. The random draws are the same as in
+        validations.
+        """
         return partial(_decode, self.spec, self.spec.form_alone(member), Purpose.EVALUATE, 0)
 
     def check(self, done: Sequence[Done]) -> Sequence[Done]:

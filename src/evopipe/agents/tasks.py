@@ -24,16 +24,23 @@ class Turns(AbstractContextManager[None], Protocol):
 
 
 class Brood(NamedTuple):
-    """The asyncio tasks that an episode's code has started, and the context manager `turns` that limits the time of
-    these tasks' steps (see `Turns`)."""
+    """The asyncio tasks that an episode's code has started, and the context manager that limits their time.
+
+    Attributes:
+        tasks: the asyncio tasks.
+        turns: the context manager. It is entered for each step of a task, from one `await` to the next (see `Turns`).
+    """
 
     tasks: set[asyncio.Task[Any]]
     turns: Turns
 
 
 class Steps:
-    """An awaitable that runs a user's coroutine. For each step of the coroutine, from one `await` to the next, it
-    enters the context manager `turns`, which limits the time."""
+    """An awaitable that runs the user's coroutine `work` and limits its time.
+
+    The limit is the context manager `turns`. It is entered for each step of the coroutine, from one `await` to the
+    next.
+    """
 
     def __init__(self, work: Coroutine[Any, Any, Any], turns: Turns) -> None:
         self.work, self.turns = work, turns
@@ -84,9 +91,12 @@ async def alone(
 ) -> tuple[_T | None, Exception | Hung | None]:
     """Run a coroutine function within a time limit; return its result and None, or None and its exception.
 
-    `turns` is the context manager that is entered for each step of the coroutine; its method `left` returns the seconds
-    that remain. The exception is a TimeoutError if the time is up. At the end, tasks that the coroutine started are
-    cancelled; a task that does not end within `grace` seconds of being cancelled is abandoned.
+    The time limit is that of `turns`: its method `left` returns the seconds that remain, or None if there is no limit.
+    `turns` is a context manager, which is entered whenever the event loop continues the coroutine. If the time is up,
+    the exception is a TimeoutError.
+
+    At the end, tasks that the coroutine started are cancelled. If a task does not end within `grace` seconds after
+    that, it is abandoned.
     """
     brood = Brood(set(), turns)
     token = _brood.set(brood)

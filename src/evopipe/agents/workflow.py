@@ -88,9 +88,10 @@ class Workflow(ABC):
 
     @abstractmethod
     async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode | None:
-        """Play one episode of a task; return the episode, or None to have it made of the workflow's trajectories.
+        """Play one episode of a task, and return the episode.
 
-        Raise a `TerminationEvent` to end the episode for a reason. `uid` is the episode's id, `"<task>:<rollout>"`;
+        If the result is None, the episode is made of the workflow's trajectories, see the class. To end the episode
+        early, raise a `TerminationEvent`, which holds the reason. `uid` is the episode's id, `"<task>:<rollout>"`;
         evopipe passes no `kwargs`.
         """
 
@@ -207,13 +208,16 @@ class Workflow(ABC):
         return episode
 
     def compute_trajectory_reward(self, trajectory: Trajectory) -> None:
-        """Set a trajectory's reward to the sum of its steps' rewards, if any of these is not 0."""
+        """Set a trajectory's reward to the sum of its steps' rewards. If all of these are 0, it stays as it is."""
         if any(step.reward for step in trajectory.steps):
             trajectory.reward = float(sum(step.reward for step in trajectory.steps))
 
     def adjust_step_rewards(self, trajectory: Trajectory) -> None:
-        """Adjust the rewards of a trajectory's steps, in place: add the bonus of `reward_bonus_coeff`, then replace
-        rewards by discounted returns if `gamma` is above 0."""
+        """Adjust the rewards of a trajectory's steps, in place.
+
+        From the second step on, a bonus is added: `self.reward_bonus_coeff` times the difference between the step's
+        reward and that of the step before. If `self.gamma` is above 0, discounted returns then replace the rewards.
+        """
         steps = trajectory.steps
         if len(steps) < 2:
             return
@@ -347,8 +351,10 @@ class MultiTurnWorkflow(Workflow):
 
 
 class CumulativeWorkflow(MultiTurnWorkflow):
-    """A workflow of one agent in one environment, in which all completions and observations of the episode together
-    have at most as many tokens as one completion may have."""
+    """A workflow of one agent in one environment, with one limit on the tokens of the whole episode.
+
+    The limit is that of a single completion. It holds for all completions and observations of the episode together.
+    """
 
     cumulative = True
 

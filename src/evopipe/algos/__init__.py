@@ -141,8 +141,8 @@ class Algorithm(ModuleType):
             it.
         answers: a function of the configuration that returns the `Answers`, by which an exported policy computes
             values; None to derive them from the algorithm's function `values`, if it has one.
-        period: a function of the configuration that returns the length in updates of the cycle in which updates differ,
-            for example 2 if the actor learns in every second update, else 1.
+        period: a function of the configuration that returns after how many updates the same kinds of update repeat.
+            This is 1 if all updates are of one kind, and 2 if, for example, the actor learns in every second update.
     """
 
     REGIME: str
@@ -209,15 +209,15 @@ def refused(name: str) -> str | None:
 def by_kernels(algo: Algorithm, name: str) -> Callable[..., Any] | None:
     """Return the algorithm's function that describes a part of its work to the C kernels; None if there is none.
 
-    For an algorithm of another package, the result is None. (It may have copied the function from evopipe's, while the
-    rest of it computes something else.)
+    For an algorithm of another package, the result is always None. The package may have copied the function from an
+    algorithm of evopipe, although its algorithm computes something else.
 
     Args:
         algo: the algorithm.
-        name: the function's name. `choice` takes (cfg, state) and returns a `Choice`, `recipe` takes (cfg, state, hp,
-            batch) and returns a `Recipe`, and `play` takes (cfg, state, ticks) and returns a function without arguments
-            that lets members act, see `native.rollouts.play`. Each of the three returns None if the kernels cannot do
-            the work.
+        name: the function's name: `choice`, `recipe` or `play`. `choice` takes (cfg, state) and returns a `Choice`.
+            `recipe` takes (cfg, state, hp, batch) and returns a `Recipe`. `play` takes (cfg, state, ticks) and returns
+            a function without arguments that lets members act, see `native.rollouts.play`. Each of the three returns
+            None if the kernels cannot do the work.
     """
     own = getattr(algo, "__name__", "").startswith(f"{__name__}.")
     found: Callable[..., Any] | None = getattr(algo, name) if own else None
@@ -288,6 +288,8 @@ def misfit(name: str, cfg: Any, spaces: Spaces) -> tuple[str, str] | None:
         able = [f"train.algo: {other}" for other in working() if get(other).RECURRENT and get(other).TEAM == algo.TEAM]
         remedy = "take mlp, simba or resnet" + (f", or {' or '.join(able)}" if able else "")
         return "network.encoder_kind", f"{name} keeps no memory between steps; {remedy}"
+    if cfg.network.encoder_kind != "mlp" and any(widths.renorm for widths in algo.networks(cfg, spaces).values()):
+        return "network.encoder_kind", f"{name} renormalises what plain layers of its critics read; take mlp"
     if not cfg.network.head and any(widths.joins for widths in algo.networks(cfg, spaces).values()):
         return "network.head", (
             "with share_encoder the critics read the action behind the encoder, and need a hidden layer there; give at "
@@ -303,6 +305,8 @@ def _misfit_of_a_module(name: str, cfg: Any, spaces: Spaces) -> tuple[str, str] 
         return "network.module", f"{name} holds a network for each group of a team, and serves evopipe's own alone"
     if any(each.metadata.get("kind") == "scales" for each in fields(algo.State)):
         return "network.module", f"{name} puts noise on single layers, and serves evopipe's own alone"
+    if any(widths.renorm for widths in algo.networks(cfg, spaces).values()):
+        return "network.module", f"{name} renormalises what single layers read, and serves evopipe's own alone"
     if any(widths.role != "whole" for widths in algo.networks(cfg, spaces).values()):
         return "share_encoder", "a module of one's own is not cut into encoder and heads; set it to false"
     return None
@@ -313,8 +317,8 @@ def get(name: str) -> Algorithm:
     """Return the module of an algorithm by the algorithm's name.
 
     Raises:
-        ParamsError: there is no algorithm of that name, or it is another package's and cannot be imported or lacks a
-            required name.
+        ParamsError: there is no algorithm of that name, or an algorithm of another package cannot be used: its import
+            fails, it lacks a required name, or its `Config` is wrong.
         ImportError: an algorithm of evopipe's own lacks a required name.
     """
     if name not in (known := names(None)):

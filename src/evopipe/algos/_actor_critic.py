@@ -56,18 +56,19 @@ def explore(cfg: Any, step: int) -> float:
 
 
 def greedy(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None) -> Tensor:
-    """Return the deterministic actions μ(s) of the actors: obs `[P, E, O]` → `[P, E, A]` in [−1, 1].
+    """Return the deterministic actions μ(s) of the actors, `[P, E, A]` in [−1, 1].
 
-    P is the number of members, E the number of environments of each. `cfg` and `state` are the algorithm's
-    configuration and state. `legal` has no effect, because actions are continuous.
+    `obs` is `[P, E, O]`, for P members with E environments each. `cfg` and `state` are the algorithm's configuration
+    and state. `legal` has no effect, because actions are continuous.
     """
     with torch.no_grad():
         return squashed(forward(state.actor, forward(state.encoder, obs)))
 
 
 def act(cfg: Any, state: Any, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Return the actions μ(s) with exploration noise, clipped to [−1, 1], or with probability ε uniformly random
-    actions.
+    """Return the actions μ(s) with exploration noise, clipped to [−1, 1].
+
+    With probability ε, an action is uniformly random instead.
 
     The result is `[P, E, A]` for P members with E environments each.
 
@@ -82,7 +83,7 @@ def act(cfg: Any, state: Any, obs: Tensor, legal: Tensor, epsilon: Tensor, draw:
 
 
 def output(cfg: Any, state: Any, obs: Tensor) -> Tensor:
-    """Return the outputs of the actors: obs `[P, E, O]` → `[P, E, A]` for P members with E environments each.
+    """Return the outputs of the actors, `[P, E, A]`. `obs` is `[P, E, O]`, for P members with E environments each.
 
     The outputs are logits of discrete actions, or continuous actions before the tanh. NaN becomes 0. `cfg` and `state`
     are the algorithm's configuration and state.
@@ -101,7 +102,7 @@ def best(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None) -> Tensor:
     return likeliest(output(cfg, state, obs), legal, cfg.spaces.continuous)
 
 
-def action_value(critic: Net, x: Tensor, action: Tensor) -> Tensor:
+def action_value(critic: Net, x: Tensor, action: Tensor, views: Any = None) -> Tensor:
     """Return the critic's values Q(s, a) `[P, B]` for B transitions of P members; `[P, K, B]` if each member has K
     critics.
 
@@ -109,10 +110,11 @@ def action_value(critic: Net, x: Tensor, action: Tensor) -> Tensor:
         critic: the critics.
         x: what the critics read: the observations; with a shared encoder, its features.
         action: `[P, B, A]`, the actions.
+        views: parameter tensors to use instead of the critic's own, see `core.net.forward`; None for its own.
     """
     # A head's own inputs stand before the latent, so that members' latents may differ.
     inputs = (action, x) if critic.structure.widths.role == "head" else (x, action)
-    return forward(critic, torch.cat(inputs, dim=-1)).squeeze(-1)
+    return forward(critic, torch.cat(inputs, dim=-1), views).squeeze(-1)
 
 
 def chances(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None, memory: Tensor) -> Distribution:
@@ -181,15 +183,15 @@ def clipped_double_loss(
 
 
 def recipe(critic: str, cfg: Any, state: Any, hp: Hyper, batch: Batch, close: bool = False) -> Recipe | None:
-    """Return the `Recipe` by which the C kernels make a whole update of a deterministic actor and its critics.
+    """Return the `Recipe` with which the C kernels make a whole update of a deterministic actor and its critics.
 
-    The result is None if the kernels cannot do the update; then torch does it.
+    The result is None if the kernels cannot make this update; then torch makes it.
 
     Args:
         critic: the name of the state's field with the critics.
         cfg, state: the algorithm's configuration, equal for all members, and the members' state.
         hp: the hyper-parameters that may differ between the P members, by name, `[P]` each.
-        batch: the minibatch of the update, of which only the type and the width of observations count.
+        batch: the minibatch of the update. Only the type and the width of its observations matter.
         close: whether the actor's loss is that of TD3+BC, which stays close to the actions of a dataset.
     """
     if not build.serve_wholly(batch.obs) or getattr(state, "encoder", None) is not None:
@@ -204,8 +206,11 @@ def recipe(critic: str, cfg: Any, state: Any, hp: Hyper, batch: Batch, close: bo
 
 
 def choice(cfg: Any, state: Any) -> Choice | None:
-    """Return the `Choice` by which the C kernels choose actions as `act` does. Return None if they cannot; then torch
-    chooses. `cfg` and `state` are the algorithm's configuration and state."""
+    """Return the `Choice` with which the C kernels choose actions as `act` does.
+
+    The result is None if the kernels cannot choose these actions; then torch chooses. `cfg` and `state` are the
+    algorithm's configuration and state.
+    """
     plain = cfg.noise == "gaussian" and getattr(state, "encoder", None) is None
     return Choice(state.actor, "noisy", cfg.noise_sd) if plain else None
 
@@ -228,7 +233,7 @@ def learn(
 ) -> Learned:  # fmt: skip
     """Take the gradient steps of an actor-critic update, in place.
 
-    Return losses, errors, and which members are still healthy (all their numbers are finite).
+    Return the two tensors of `found`, and which members are still healthy (all their numbers are finite).
 
     Args:
         state: the algorithm's state.

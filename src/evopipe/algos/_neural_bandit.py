@@ -70,11 +70,11 @@ def explore(cfg: Any, step: int) -> float:
 
 
 def arms(cfg: Any, obs: Tensor) -> Tensor:
-    """Return the network's input for every arm (action): obs `[P, E, O]` → `[P, E, A, I]`.
+    """Return the network's input for every arm (action), `[P, E, A, I]`.
 
-    P counts members, E observations of each, A arms, and I the numbers of an input. If `cfg.contexts` is `rows`, an
-    observation consists of one input per arm. Otherwise an arm's input is A · O numbers: the observation in the arm's
-    place, and zeros elsewhere.
+    `obs` is `[P, E, O]`. P counts members, E observations of each, A arms, and I the numbers of an input. If
+    `cfg.contexts` is `rows`, an observation consists of one input per arm. Otherwise an arm's input is A · O numbers:
+    the observation in the arm's place, and zeros elsewhere.
     """
     count = cfg.spaces.actions
     if cfg.contexts == "rows":
@@ -85,9 +85,10 @@ def arms(cfg: Any, obs: Tensor) -> Tensor:
 
 
 def values(cfg: Any, state: State, obs: Tensor) -> Tensor:
-    """Return the expected reward f(x; θ) of every arm, without gradient: obs `[P, E, O]` → `[P, E, A]`.
+    """Return the expected reward f(x; θ) of every arm, without gradient, `[P, E, A]`.
 
-    P counts members, E observations of each, A arms (actions). `cfg` is the algorithm's configuration.
+    `obs` is `[P, E, O]`. P counts members, E observations of each, A arms (actions). `cfg` is the algorithm's
+    configuration.
     """
     with torch.no_grad():
         x = arms(cfg, obs)
@@ -96,19 +97,19 @@ def values(cfg: Any, state: State, obs: Tensor) -> Tensor:
 
 
 def greedy(cfg: Any, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
-    """Choose the legal arms with the highest expected reward: obs `[P, E, O]` → `[P, E]` int64.
+    """Return the legal arms with the highest expected reward, `[P, E]` int64.
 
-    There are P members with E environments each. legal is `[P, E, A]` bool for A arms, or None if all arms are legal.
-    `cfg` is the algorithm's configuration.
+    `obs` is `[P, E, O]`, for P members with E environments each. `legal` is `[P, E, A]` bool for A arms, or None if all
+    arms are legal. `cfg` is the algorithm's configuration.
     """
     return best_legal(values(cfg, state, obs), legal)
 
 
 def gradients(net: Net, x: Tensor) -> Tensor:
-    """Return the gradients of the network's outputs with respect to all N parameters: x `[P, n, I]` → `[P, n, N]`.
+    """Return the gradients of the network's outputs with respect to all N parameters, `[P, n, N]`.
 
-    There are n inputs of I numbers for each of P members. The result has one gradient per input: each input has a copy
-    of its member's parameters, so that one backward pass gives all gradients separately.
+    `x` `[P, n, I]` holds n inputs of I numbers for each of P members. The result has one gradient per input: each input
+    has a copy of its member's parameters, so that one backward pass gives all gradients separately.
     """
     members, n = x.shape[:2]
     copies = Net(_repeated(net.structure, n), net.values.repeat_interleave(n, dim=0), trainable=True)
@@ -129,10 +130,11 @@ def _repeated(structure: Structure, times: int) -> Structure:
 
 
 def width(cfg: Any, state: State, obs: Tensor) -> Tensor:
-    """Return the uncertainty σ(x) of every arm's expected reward: obs `[P, E, O]` → `[P, E, A]`.
+    """Return the uncertainty σ(x) of every arm's expected reward, `[P, E, A]`.
 
-    P counts members, E observations of each, A arms. σ²(x) = Σⱼ gⱼ(x)² / (λ + Sⱼ), where g is the gradient of the
-    network's output, λ is `cfg.ridge`, and Sⱼ is the sum of gⱼ² over the arms chosen so far, which `state.seen` holds.
+    `obs` is `[P, E, O]`. P counts members, E observations of each, A arms. σ²(x) = Σⱼ gⱼ(x)² / (λ + Sⱼ), where g is the
+    gradient of the network's output, λ is `cfg.ridge`, and Sⱼ is the sum of gⱼ² over the arms chosen so far, which
+    `state.seen` holds.
     """
     x = arms(cfg, obs)
     g = gradients(state.q, x.flatten(1, 2))  # [P, E · A, N]

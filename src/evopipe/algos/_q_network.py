@@ -49,7 +49,7 @@ def explore(cfg: Any, step: int) -> float:
 
 
 def values(cfg: Any, state: State, obs: Tensor) -> Tensor:
-    """Return the action values Q(s, ·): obs `[P, E, O]` → `[P, E, A]`, for P members with E observations each.
+    """Return the action values Q(s, ·), `[P, E, A]`. `obs` is `[P, E, O]`, for P members with E observations each.
 
     `cfg` is the algorithm's configuration.
     """
@@ -67,7 +67,8 @@ def greedy(cfg: Any, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
 
 
 def act(cfg: Any, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Return the legal actions of highest value, or with probability ε uniformly random legal actions, `[P, E]` int64.
+    """Return the legal actions of highest value, `[P, E]` int64. With probability ε, an action is instead drawn
+    uniformly from the legal ones.
 
     obs is `[P, E, O]` (P members, E environments each), legal `[P, E, A]` bool, epsilon (ε) `[P]`; `draw` is the stream
     of random numbers, `cfg` the algorithm's configuration.
@@ -88,7 +89,9 @@ def target(cfg: Any, state: State, batch: Batch) -> Tensor:
 
 
 def recipe(cfg: Any, state: State, hp: Hyper, batch: Batch, alpha: Tensor | None = None) -> Recipe | None:
-    """Return the `Recipe`, by which the C kernels make a whole update. Return None if they cannot; then torch makes it.
+    """Return the `Recipe` with which the C kernels make a whole update.
+
+    The result is None if the kernels cannot make this update; then torch makes it.
 
     Args:
         cfg, state: the algorithm's configuration, equal for all members, and the members' state.
@@ -106,7 +109,7 @@ def recipe(cfg: Any, state: State, hp: Hyper, batch: Batch, alpha: Tensor | None
 
 
 def choice(cfg: Any, state: State) -> Choice:
-    """Return the `Choice` by which the C kernels choose actions as `act` does, from the values of the Q-network.
+    """Return the `Choice` with which the C kernels choose actions as `act` does, from the values of the Q-network.
 
     `cfg` is the algorithm's configuration.
     """

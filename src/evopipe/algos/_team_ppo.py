@@ -130,10 +130,11 @@ def step(
         seen: a function (groups, obs) that returns the critics' inputs `[P, K, N, inputs]`. It gets the team's
             `AgentGroups` and the observations `[P, K, N, O]`: N observations of each of K agents.
         cfg, state: the algorithm's configuration, equal for all members, and the members' state.
-        obs: `[P, E, O]` for P members, where E counts the agents of all environments.
-        legal: `[P, E, A]` bool, the legal actions; None if all are.
-        memory: `[P, E, M]`, the recurrent state before the step.
-        draw: the stream of random numbers.
+        obs: `[P, E, O]`, observations of O numbers, for P members. E is the number of agents in all of a member's
+            environments together.
+        legal: `[P, E, A]` bool, which of the A actions are legal; None if all are.
+        memory: `[P, E, M]`, the recurrent state (M numbers) before the step.
+        draw: the stream of random numbers; None for the most likely actions.
     """
     of = agent_groups(cfg)
     if (found := policy.act(cfg, state, obs, legal, memory, draw, of.places)) is not None:
@@ -195,15 +196,15 @@ def answers(seen: Seen) -> Answers:
 
 
 def greedy(cfg: Any, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
-    """Return every agent's most likely legal action, `[P, E, …]` for P members, where E counts the agents of all
-    environments.
+    """Return the most likely legal action of every agent, `[P, E, …]`.
 
-    A recurrent policy starts from a zero state.
+    A recurrent policy starts from a zero state. There are P members. E is the number of agents in all of a member's
+    environments together.
 
     Args:
         cfg, state: the algorithm's configuration, equal for all members, and the members' state.
-        obs: `[P, E, O]`, the agents' observations.
-        legal: `[P, E, A]` bool, the legal actions; None if all are.
+        obs: `[P, E, O]`, the agents' observations, O numbers each.
+        legal: `[P, E, A]` bool, which of the A actions are legal; None if all are.
     """
     of = agent_groups(cfg)
     if (found := policy.greedy(cfg, state, obs, legal, of.places)) is not None:

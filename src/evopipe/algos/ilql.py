@@ -130,8 +130,8 @@ def init(cfg: Config, nets: Nets) -> State:
 def logits(cfg: Config, hp: Hyper, said: Mapping[str, Tensor]) -> Tensor:
     """Return the logits `[P, n, V]` from which tokens are sampled.
 
-    The logits are the policy's log-probabilities. β times the token's advantage is added if the advantage, which the
-    target critic gives, is negative.
+    The logits are the policy's log-probabilities. If a token's advantage is negative, β times the advantage is added.
+    The advantages come from the target critic.
 
     Args:
         cfg: the algorithm's configuration.

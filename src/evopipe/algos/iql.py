@@ -98,7 +98,9 @@ greedy = _actor_critic.best
 
 
 def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Return the greedy actions, with noise if actions are continuous, or with probability ε random actions.
+    """Return the greedy actions, each of which is replaced by a random action with probability ε.
+
+    Continuous greedy actions get noise.
 
     obs is `[P, E, O]` (P members, E environments each), legal `[P, E, A]` bool, epsilon (ε) `[P]`; `draw` is the stream
     of random numbers. The result is `[P, E, A]` for continuous actions, else `[P, E]` int64.

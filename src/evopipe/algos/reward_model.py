@@ -1,4 +1,4 @@
-"""Reward model: it learns to give the higher number to that of two completions which people preferred.
+"""Reward model: it scores completions, and learns to give the higher score to the one that people preferred.
 
 Bradley and Terry, "Rank analysis of incomplete block designs", 1952; of language models' completions Ouyang et al.,
 "Training language models to follow instructions with human feedback", 2022, § 3.5.

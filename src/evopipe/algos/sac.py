@@ -116,7 +116,7 @@ def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tens
 
 
 def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Sample actions from the policy, or with probability ε uniformly.
+    """Sample actions from the policy; with probability ε, draw uniformly instead.
 
     obs is `[P, E, O]` for P members with E environments each, legal `[P, E, A]` bool, epsilon (ε) `[P]`; `draw` is the
     stream of random numbers. The result is `[P, E, A]` for continuous actions, else `[P, E]` int64.

@@ -109,16 +109,16 @@ explore = _actor_critic.explore
 
 
 def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
-    """Return the greedy actions, the tanh of the policy's mean: obs `[P, E, O]` → `[P, E, A]` in [−1, 1].
+    """Return the greedy actions, the tanh of the policy's mean, `[P, E, A]` in [−1, 1].
 
-    There are P members with E environments each. `legal` has no effect, because actions are continuous.
+    `obs` is `[P, E, O]`, for P members with E environments each. `legal` has no effect, because actions are continuous.
     """
     with torch.no_grad():
         return likeliest(forward(state.actor, obs)[..., : cfg.spaces.actions], legal, continuous=True)
 
 
 def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Sample actions from the policy, or with probability ε uniformly.
+    """Sample actions from the policy; with probability ε, draw uniformly instead.
 
     obs is `[P, E, O]` for P members with E environments each, epsilon (ε) `[P]`; `draw` is the stream of random
     numbers. `legal` has no effect, because actions are continuous. The result is `[P, E, A]`.

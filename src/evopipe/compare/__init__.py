@@ -103,9 +103,9 @@ def compare(what: Sequence[str] = (), everywhere: bool = False) -> tuple[list[Ro
     Runs that differ only in their seeds have the same configuration. A note is a sentence: that a run cannot be
     compared, or that the runs are of several environments.
 
-    `what` names the runs: folders (also that of a whole sweep), DVC experiments or git revisions. If it is empty, the
-    runs are those of the working folder, HEAD and HEAD's experiments; with `everywhere`, those of other commits'
-    experiments too.
+    `what` names the runs: folders, DVC experiments or git revisions. The folder of a sweep stands for all its runs. If
+    `what` is empty, the runs of the working folder, of HEAD and of HEAD's experiments are compared. With `everywhere`,
+    the experiments of all other commits are compared too.
 
     Raises:
         UsageError: a name is no folder, experiment or revision.

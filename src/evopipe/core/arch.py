@@ -7,12 +7,12 @@ stem first. A network may be split behind the latent, so that several heads shar
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from evopipe.core import lstm
+from evopipe.core import lstm, renorm
 from evopipe.core.copies import Copies
 from evopipe.core.layout import Block, Layer, Layout, Part
 from evopipe.core.morph import Change, options
@@ -72,8 +72,8 @@ class Arch:
     def layers(self) -> dict[str, Block]:
         """The hidden layers by name, in order: `encoder.0` …, `latent`, `head.0` …
 
-        The latent is the layer between encoder and head. A residual encoder's layers come after the latent, because the
-        latent is the width of its residual stream.
+        The latent is the layer between encoder and head. In a residual encoder all blocks read and write one stream,
+        which is as wide as the latent. The latent therefore comes before the layers of such an encoder.
         """
         latent = {"latent": Block(self.latent)}
         encoder, head = (
@@ -90,6 +90,17 @@ class Arch:
     def recurrent(self) -> int:
         """The number of LSTM layers, which are the first hidden layers; 0 if the network is not recurrent."""
         return len(self.encoder) if self.kind == "lstm" else 0
+
+    def of(self, widths: Widths) -> Arch:
+        """Return the architecture of a network with these widths, whose hidden layers may be wider (`Widths.widen`),
+        and which has no layer normalisation if its inputs are renormalised (`Widths.renorm`)."""
+        if widths.widen == 1 and not widths.renorm:
+            return self
+        encoder, head = (
+            tuple(Block(b.width * widths.widen, b.blend) for b in part) for part in (self.encoder, self.head)
+        )
+        normed = self.layer_norm and not widths.renorm
+        return replace(self, encoder=encoder, latent=self.latent * widths.widen, head=head, layer_norm=normed)
 
     def own(self, widths: Widths) -> slice:
         """Return the slice of `layers` that selects the hidden layers of a network with these widths.
@@ -108,8 +119,11 @@ class Arch:
 
         Args:
             widths: the input and output width of the network, and its role.
-            line: the place after α is rounded up to a multiple of this number; 1 leaves no unused places.
+            line: the places after α and after the renormalisation of inputs are rounded up to a multiple of this
+                number; 1 leaves no unused places.
         """
+        if widths.widen > 1:
+            return self.of(widths).layout(widths._replace(widen=1), line)
         at = 0
 
         def part(name: str, rows: int, columns: int, groups: int = 1) -> Part:
@@ -121,13 +135,21 @@ class Arch:
             weight, bias = part(f"{name}.weight", rows, columns, groups), part(f"{name}.bias", 1, columns, groups)
             return Layer(columns, weight, bias)
 
+        def reading(name: str, rows: int, columns: int, groups: int = 1) -> Layer:
+            nonlocal at
+            if not widths.renorm:
+                return dense(name, rows, columns, groups)
+            norm = part(f"{name}.norm", renorm.ROWS, rows)
+            at += -at % line
+            return dense(name, rows, columns, groups)._replace(norm=norm)
+
         head = widths.role == "head"
         convolutions = () if head else tuple(dense(*each) for each in self.stem.parts())
         width = widths.inputs + self.latent if head else self.stem.reads(widths.inputs)
         layers = []
         for name, (own, blend) in list(self.layers.items())[self.own(widths)]:
             gated, residual = (kind and name.startswith("encoder") for kind in (self.kind == "lstm", self.residual))
-            layer = dense(name, width, own, lstm.GATES if gated else 1)
+            layer = reading(name, width, own, lstm.GATES if gated else 1)
             if gated:
                 layer = layer._replace(recurrent=part(f"{name}.recurrent.weight", own, own, lstm.GATES))
             if residual:  # the stream stays as wide as it is
@@ -135,7 +157,7 @@ class Arch:
             elif blend:
                 layer = layer._replace(out=max(width, own))
             in_stream = self.residual and not name.startswith("head")
-            if self.kind == "simba" if in_stream else self.layer_norm and not gated:
+            if self.kind == "simba" if in_stream else self.layer_norm and not gated and not widths.renorm:
                 units = width if residual else own  # a residual block's stand before it
                 layer = layer._replace(gain=part(f"{name}.gain", 1, units), shift=part(f"{name}.shift", 1, units))
             if residual:
@@ -146,7 +168,7 @@ class Arch:
                 at += -at % line
             width = layer.out
             layers.append(layer)
-        output = (dense("output", width, widths.outputs),) if widths.outputs else ()
+        output = (reading("output", width, widths.outputs),) if widths.outputs else ()
         return Layout(convolutions, tuple(layers), output, at)
 
     def describe(self) -> str:
@@ -213,7 +235,8 @@ class Arch:
         - Biases of hidden layers and convolutions are `zeros` or `uniform` in ±1/√inputs, as `widths.biases` says;
           `auto` chooses zeros except with a ReLU. (With zero biases, a ReLU network passes no gradient for an
           observation that is all zeros.) Output biases are 0.
-        - Layer normalisation has gains 1 and shifts 0, and the α of a blended layer (one whose output is mixed with its
+        - Layer normalisation has gains 1 and shifts 0; batch renormalisation too, with running means 0 and variances 1.
+        - the α of a blended layer (one whose output is mixed with its
           input) is 0.
         - The weights by which a residual block adds to the residual stream are 0, so that the block starts as the
           identity.
@@ -242,6 +265,8 @@ class Arch:
                 layer.bias.grouped(row)[:, lstm.FORGET] = 1.0
             if layer.gain:
                 layer.gain.of(row)[:] = 1.0
+            if layer.norm:
+                renorm.start(layer.norm.of(row))
         return row
 
     @property
@@ -291,7 +316,7 @@ class Arch:
         if widths.copies > 1:
             one, rows = widths._replace(copies=1), row.chunk(widths.copies)
             return torch.cat([self.carry(new, one, kind, own, rng) for own in rows])
-        change = Change(self, new, widths)
+        change = Change(self.of(widths), new.of(widths), widths._replace(widen=1))
         if kind == "parameters":
             return change.parameters(row, rng)
         return change.scales(row) if kind == "scales" else change.moments(row)

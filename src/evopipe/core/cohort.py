@@ -28,7 +28,7 @@ BATCH_MULTIPLE = 32
 
 
 class Pace(NamedTuple):
-    """How a member learns. Only members with equal `when` share a cohort.
+    """A member's batch size, and the steps at which it learns. Only members that learn at equal steps share a cohort.
 
     Attributes:
         batch: the member's batch size.
@@ -281,7 +281,7 @@ def form(
             the same `family`. `whole`: nothing else is asked. `exact`: their architectures also have the same
             `signature`, and their padded batch sizes are equal. `merged`: cohorts are formed as in `exact`, and then
             merged if this is estimated to be faster.
-        paths: the fast paths (CUDA graphs, `torch.compile`) that the cohorts use; None for none.
+        paths: the fast paths (CUDA graphs, `torch.compile`) that the cohorts use; None if they use none.
     """
     groups = _group(members, pace, mode, device.type)
     return [_form(tuple(each), state_type, widths, device, pace, Runner(paths)) for each in groups]
@@ -331,7 +331,10 @@ def _form(
 
 
 def dissolve(cohorts: Sequence[Cohort]) -> list[Member]:
-    """Return the members of cohorts in slot order, with copies of their present tensors on the CPU, without padding."""
+    """Return the members of cohorts, with copies of their present tensors on the CPU, without padding.
+
+    The members are ordered by their slots (places in the population).
+    """
     found = []
     for cohort in cohorts:
         seen = () if cohort.normaliser is None else cohort.normaliser.rows()

@@ -25,10 +25,11 @@ _LEAST = Arch((), 1, (Block(1),), "ReLU", False)
 def forms_of_rows(
     state_type: type[Any], init: Callable[[Mapping[str, Any]], Any], widths: Mapping[str, Widths], spaces: Spaces
 ) -> Forms:
-    """Return the forms (shape and type) of a member's tensors that do not depend on its architecture, by name.
+    """Return the forms (shape and type) of those tensors of a member whose form is equal in all architectures, by name.
 
-    These tensors are the fields of the algorithm's state that `core.member.row` declares, such as update counts, and
-    all tensors that a normaliser may have. The forms are read from the smallest possible member.
+    These are the tensors of the algorithm's state that belong to no network, such as update counts (see
+    `core.member.row`), and all tensors that a normaliser may have. To find the forms, a member with the smallest
+    possible architecture is made.
 
     Args:
         state_type: the algorithm's class `State`.

@@ -76,7 +76,7 @@ class Paths:
 class Runner:
     """Cache of the functions that one cohort (a batch of members) recorded for replay, such as CUDA graphs of `act`.
 
-    `paths` are the fast paths of the run; None for none.
+    `paths` are the fast paths of the run; None if it has none.
     """
 
     def __init__(self, paths: Paths | None = None) -> None:

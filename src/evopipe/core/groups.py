@@ -81,8 +81,11 @@ class AgentGroups:
     def seen(self) -> list[int]:
         """Which columns of the agents' observations a centralised critic reads, as indices.
 
-        The `plain` columns of all agents are put side by side, and the padding of shorter observations is left out. If
-        2 agents observe 2 and 3 numbers, column 2 of the 6 columns is padding, and the indices are [0, 1, 3, 4, 5].
+        The observations of all agents are put side by side, without columns of images, and each padded to the same
+        width. The indices are those of the columns that are not padding.
+
+        For example, one agent observes 2 numbers and another 3. Both observations have 3 columns, together 6. Column 2
+        is padding, and the indices are [0, 1, 3, 4, 5].
         """
         n = len(self.plain)
         return [i * n + j for i, own in enumerate(self.team.observations) for j, c in enumerate(self.plain) if c < own]
@@ -106,8 +109,8 @@ class AgentGroups:
 
     @property
     def observed(self) -> int:
-        """The input width of a network that reads one agent's own observation and, if agents share a network, its
-        one-hot code."""
+        """The input width of a network that reads one agent's own observation. If agents share a network, it also reads
+        the agent's one-hot code."""
         return self.spaces.observations + self.ids
 
     def joint(self, actions: bool = True) -> int:
@@ -199,7 +202,8 @@ class AgentGroups:
         return torch.stack([self.back(each) for each in out.unbind(dim=1)])
 
     def named(self, x: Tensor) -> Tensor:
-        """Append each agent's one-hot code (see `ids`) to its inputs: `[P, K, B, F]` → `[P, K, B, F + ids]`.
+        """Append each agent's one-hot code to its inputs `x` `[P, K, B, F]`. The result is `[P, K, B, F + ids]`, where
+        `ids` is the length of the code.
 
         If no agents share a network, nothing is appended.
         """
@@ -209,12 +213,12 @@ class AgentGroups:
         return torch.cat((x, ids.expand(*x.shape[:-1], -1)), dim=-1)
 
     def there(self, next_alive: Tensor) -> Tensor:
-        """Return which agents each agent's bootstrap target counts as present after a step: bool `[P, K, B, K]`.
+        """Return which agents count as present after a step in each agent's bootstrap target, `[P, K, B, K]` bool.
 
-        A centralised critic values the next situation for each agent i, with zeros for the agents that are not present.
-        Entry [p, i, b, j] is True if agent j is present in the target of agent i: j acts next, or the step truncated
-        both of them. `next_alive` `[P, B, K]` is each agent's status after the step: `GONE`,
-        `ACTS` or `CUT`, see `evopipe.types`.
+        For the target of agent i, a centralised critic values the next situation, and reads zeros for agents that are
+        not present. Entry [p, i, b, j] is True if agent j is present in the target of agent i. This is so if j acts
+        next, or if the step truncated both i and j. `next_alive` `[P, B, K]` is each agent's status after the step:
+        `GONE`, `ACTS` or `CUT`, see `evopipe.types`.
         """
         of = next_alive[:, None]  # [P, 1, B, K]
         return (of == ACTS) | ((of == CUT) & (next_alive.transpose(1, 2)[..., None] == CUT))
@@ -244,8 +248,8 @@ class AgentGroups:
         return self.named(torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0])
 
     def own(self, actions: Tensor, else_: float = 0.0) -> Tensor:
-        """Return `actions` `[P, K, B, A]` with the number `else_` in padding columns, which agents with fewer than A
-        actions have."""
+        """Return `actions` `[P, K, B, A]` with the number `else_` in the padding columns. An agent with a < A actions
+        has A − a padding columns."""
         missing = self.on(actions.device).missing
         return actions if missing is None else actions.masked_fill(missing, else_)
 
@@ -262,7 +266,8 @@ class AgentGroups:
         return ~missing.expand_as(like) if legal is None and missing is not None else legal
 
     def of_group(self, x: Tensor) -> Tensor:
-        """Return for each agent the values x of its group: x is `[P, G, …]`, the result `[P, K, …]`."""
+        """Return for each agent the values of its group. `x` `[P, G, …]` has the values of G groups; the result is
+        `[P, K, …]` for K agents."""
         group = self.on(x.device).group
         return x if group is None else x.index_select(1, group)
 

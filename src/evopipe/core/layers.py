@@ -67,15 +67,18 @@ def layer_norm(x: Tensor, gain: Tensor, bias: Tensor, mask: Tensor | None) -> Te
     """
     if mask is None:
         out, _, scale = torch.native_layer_norm(x, x.shape[-1:], None, None, EPS)
-        return torch.addcmul(bias + _no_number(scale), out, gain)
+        return torch.addcmul(bias + no_number(scale), out, gain)
     own = mask.sum(dim=2, keepdim=True).clamp(min=1.0)  # a member without this layer has no unit to divide by
     share = mask / own  # [P, 1, H], the mean's weights
     centred = x - (x * share).sum(dim=-1, keepdim=True)
     variance = (centred * centred * share).sum(dim=-1, keepdim=True)  # [P, B, 1]
     scale = torch.rsqrt(variance + EPS)
-    return torch.addcmul(bias, centred * (scale + _no_number(scale)), gain)
+    return torch.addcmul(bias, centred * (scale + no_number(scale)), gain)
 
 
-def _no_number(scale: Tensor) -> Tensor:
-    """Return NaN where a variance was not finite, else 0: 1 / √∞ is 0, and a member that diverged would seem sound."""
+def no_number(scale: Tensor) -> Tensor:
+    """Return NaN where a variance was not finite, else 0, from `scale`, 1 over the standard deviation.
+
+    1 / √∞ is 0, and a member that diverged would seem sound.
+    """
     return 0.0 / scale.detach()

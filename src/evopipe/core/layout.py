@@ -47,10 +47,10 @@ class Part(NamedTuple):
         return row[self.start : self.start + self.rows * self.columns].view(self.rows, self.columns)
 
     def grouped(self, row: Tensor) -> Tensor:
-        """Return the parameter tensor of a flat row as a view `[rows, groups, units]`, with an axis for its groups of
-        columns.
+        """Return the parameter tensor of a flat row as a view `[rows, groups, units]`: its columns are split into
+        `groups` equal blocks of `units` columns.
 
-        `units` is the number of columns in a group.
+        An LSTM layer has a block for each of its four gates, any other layer a single one.
         """
         return self.of(row).view(self.rows, self.groups, self.units)
 
@@ -65,6 +65,8 @@ class Layer(NamedTuple):
         alpha: the α of a blended layer (one whose output is mixed with its input).
         back, back_bias: in a residual block, the weights and biases that compute what is added to the residual stream.
         recurrent: in an LSTM layer, the weights that read the layer's own outputs of the previous step.
+        norm: the batch renormalisation of the layer's inputs (`core.renorm`), four rows with a column for each input:
+            gains, shifts, running means and running variances.
     """
 
     out: int
@@ -76,6 +78,7 @@ class Layer(NamedTuple):
     back: Part | None = None
     back_bias: Part | None = None
     recurrent: Part | None = None
+    norm: Part | None = None
 
     @property
     def parts(self) -> tuple[Part | None, ...]:

@@ -77,8 +77,9 @@ def parameters(*networks: str, trainable: bool = False) -> Any:
     The field is None if the configuration has no such network.
 
     Args:
-        networks: the names of the networks. K networks run in one batch: the `Net` has the values `[P · K, N]`, in
-            which the K rows of each of P members are adjacent. A configuration may use only the first few networks.
+        networks: the names of the networks. K networks are computed as one batch. For P members, the `Net` then has the
+            values `[P · K, N]`: a row of N numbers for each network, with the K rows of a member next to each other. A
+            configuration may use fewer networks, the first ones.
         trainable: whether gradients train the parameters.
     """
     return field(metadata={"kind": "parameters", "networks": networks, "trainable": trainable})

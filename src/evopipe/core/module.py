@@ -183,14 +183,14 @@ class Module:
 
         A parameter of the mutated module takes over values if the old module has a parameter of the same name with
         equally many dimensions; entries at indices that both shapes have are copied. All other entries are new:
-        parameters are drawn by the module's constructor, noise scales and optimiser moments are 0.
+        parameters are those that the module's constructor draws, noise scales and optimiser moments are 0.
 
         Args:
             new: the mutated module.
             widths: the input and output width of the network.
             kind: what the row holds: `parameters`, `scales` or `moments`, see `core.member`.
             row: `[n]`, the old row.
-            rng: a `numpy.random.Generator`, which draws new parameters.
+            rng: a `numpy.random.Generator`, which gives the constructor a seed.
         """
         carried = new.initialise(widths, rng) if kind == "parameters" else torch.zeros(new.size(widths))
         held = self.named(widths, row)

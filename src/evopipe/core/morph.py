@@ -149,16 +149,26 @@ class Change:
             has[:ins, inner, inner, :outs] = had[:ins, cut, cut, :outs]
             new.bias.of(target)[:, :outs] = old.bias.of(source)[:, :outs]
         before, after = ((*layout.hidden, *layout.output) for layout in (self._before, self._after))
+        first, norms = stems[0].vector(self.widths.inputs), (before[0].norm, after[0].norm)
+        initial = None if norms[1] is None else norms[1].of(target).T[first:].clone()
         for old, new in zip(before, after, strict=True):
             _copy_overlap(old, new, source, target)
-        had, has = before[0].weight.of(source), after[0].weight.of(target)
-        old_at = new_at = stems[0].vector(self.widths.inputs)
-        has[new_at:] = 0.0
-        for (c, places), (d, _) in zip(stems[0].features(), stems[1].features(), strict=True):
+        has = after[0].weight.of(target)
+        has[first:] = 0.0
+        self._carry_features(before[0].weight.of(source), has, first)
+        if norms[0] and norms[1] and initial is not None:
+            of_inputs = norms[1].of(target).T
+            of_inputs[first:] = initial
+            self._carry_features(norms[0].of(source).T, of_inputs, first)
+        return target
+
+    def _carry_features(self, had: Tensor, has: Tensor, at: int) -> None:
+        """Copy the rows of the first layer's inputs that the convolutions put out, which begin at row `at`."""
+        old_at = new_at = at
+        for (c, places), (d, _) in zip(self.old.stem.features(), self.new.stem.features(), strict=True):
             n = min(c, d) * places
             has[new_at : new_at + n] = had[old_at : old_at + n]
             old_at, new_at = old_at + c * places, new_at + d * places
-        return target
 
 
 def _in_use(arch: Arch, widths: Widths, layer: int) -> int:
@@ -254,7 +264,7 @@ def _of_widths(bounds: ArchitectureBounds, arch: Arch, networks: Sequence[Widths
     for i, (name, (width, _)) in enumerate(arch.layers.items()):
         latent, part = name == "latent", name.partition(".")[0]
         low, high = (bounds.min_latent, bounds.max_latent) if latent else (bounds.min_nodes, bounds.max_nodes)
-        may_grow = all(_preserves_function(arch, network, i) for network in networks)
+        may_grow = all(_preserves_function(arch.of(each), each._replace(widen=1), i) for each in networks)
         may_shrink = not (latent and arch.kind == "simba")
         for n in bounds.latent_steps if latent else bounds.node_steps:
             if width + n <= high and may_grow:

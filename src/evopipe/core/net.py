@@ -62,20 +62,20 @@ class Net:
 
     @cached_property
     def pair(self) -> tuple[Net, Net]:
-        """The two networks of each member, as two `Net`s of constants: the first network of all members, and the
-        second.
+        """The two networks of each member, as two `Net`s without gradients.
 
-        The net must hold two networks for each member, such as twin critics.
+        The first `Net` has the first network of all members, the second `Net` their second network. This net must hold
+        two networks for each member, such as twin critics.
         """
         first, second = (self.frozen.part(i, None, 2) for i in range(2))
         return first, second
 
     @cached_property
     def firsts(self) -> Net:
-        """The first network of every pair of copies, as a `Net` of constants with P · copies / 2 rows.
+        """The first network of every pair, as a `Net` without gradients that has one row for each pair.
 
-        A row of this net must hold an even number of copies of the network, such as twin critics for each group of
-        agents: copies 2 i and 2 i + 1 are a pair.
+        Each of the P rows of this net must hold an even number of networks, such as two critics for each group of
+        agents. Networks 2 i and 2 i + 1 of a row are a pair.
         """
         shape = self.structure
         assert isinstance(shape, Copies)
@@ -125,16 +125,18 @@ class Net:
 def forward(net: Net | None, x: Tensor, views: Any = None) -> Tensor:
     """Run each member's network on the member's own batch: `[P, B, inputs]` → `[P, B, outputs]`.
 
-    P is the number of members, B the batch size. An encoder returns features `[P, B, latent]`. If `net` has K rows per
-    member (see `Net.interleave`), all K read the member's batch, and the result is `[P, K, B, outputs]`. If a row holds
-    copies of a network (`core.copies`), each copy has its own batch: x and result are `[P · copies, B, …]`. A recurrent
-    network takes one step from a zero state.
+    P is the number of members, B the batch size. An encoder returns features `[P, B, latent]`. A recurrent network
+    takes one step from a zero state.
+
+    A member may have several networks. If `net` has K rows for each member (see `Net.interleave`), all K networks read
+    the member's batch, and the result is `[P, K, B, outputs]`. If each row holds several networks (see `core.copies`),
+    every network has a batch of its own: x and the result are `[P · copies, B, …]`, for `copies` networks in a row.
 
     Args:
         net: the network; None returns x, for algorithms whose shared encoder is optional.
         x: the inputs.
-        views: parameter tensors to use instead of the network's own, in the form of `Net.views`, for example noisy
-            ones; None for its own.
+        views: parameter tensors to use instead of those of `net`, in the form of `Net.views`, for example noisy ones;
+            None for those of `net`.
     """
     if net is None:
         return x
@@ -146,15 +148,17 @@ def forward(net: Net | None, x: Tensor, views: Any = None) -> Tensor:
 
 
 def remember(net: Net | None, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-    """Take one step of each member's recurrent network; return the outputs `[P, B, outputs]` and the new state `[P, B,
-    M]`.
+    """Take one step of each member's recurrent network; return the outputs and the new state.
+
+    The outputs are `[P, B, outputs]`, and the state is `[P, B, M]`, for P members and batches of B rows.
 
     If the network is not recurrent, the state is returned unchanged. If `net` is None, x and the state are returned.
 
     Args:
         net: the network.
-        x: `[P, B, inputs]`, B inputs of P members.
-        memory: `[P, B, M]`, the recurrent state after the previous step, zeros where an episode begins.
+        x: `[P, B, inputs]`, the input of each row.
+        memory: `[P, B, M]`, the M numbers of each row's recurrent state after the previous step; zeros where an episode
+            begins.
     """
     if net is None or not net.structure.memory:
         return forward(net, x), memory
@@ -174,8 +178,8 @@ def unroll(net: Net | None, x: Tensor, memory: Tensor, begins: Tensor) -> Tensor
 
     Args:
         net: the network; None returns x.
-        x: `[P, B, L, inputs]`: B sequences of L inputs for each of P members.
-        memory: `[P, B, M]`, the recurrent state before the first step.
+        x: `[P, B, L, inputs]`: for each of P members B sequences of L steps. `inputs` is the width of an input.
+        memory: `[P, B, M]`, the recurrent state, of M numbers, before the first step.
         begins: `[P, B, L]` bool, True at the first step of an episode. The state is reset to 0 before that step, and no
             gradient passes.
     """

@@ -173,7 +173,7 @@ class Normaliser:
         The kernels then do the work of `update`, `normalised` and `normalise_rewards` at every step.
 
         Args:
-            healthy: `[P]` bool, the members whose statistics change.
+            healthy: `[P]` bool, True for the members whose statistics change.
             returns: `[slots, E]` float64, the discounted returns of the unfinished episodes in the E environments of
                 every slot (place in the population), not of the P members only.
             gamma: `[P]`, the discounts.

@@ -104,7 +104,8 @@ def _watch(grads: Sequence[Tensor], limit: Tensor) -> None:
 def backward(losses: Tensor, *nets: Net) -> None:
     """Compute the gradients of the members' losses `[P]` by backpropagation, into `net.grad` of each network.
 
-    Only here are the losses summed over members, so that no gradient flows from one member to another.
+    The losses are summed over members only here. No member's loss depends on another member's parameters, so each
+    gradient is that of the member's own loss.
     """
     if not torch.compiler.is_compiling():
         _take_layout_warning()
@@ -155,25 +156,25 @@ def _by_row(values: Tensor, net: Net) -> Tensor:
     return values if each == 1 else values.repeat_interleave(each)
 
 
-def step(net: Net, adam: Adam, lr: Tensor, active: Tensor) -> None:
+def step(net: Net, adam: Adam, lr: Tensor, active: Tensor, beta1: float = BETA1) -> None:
     """Take one Adam step, in place, for the members for which `active` `[P]` is True. Other members are unchanged.
 
-    `lr` `[P]` are learning rates; the gradients are those in `net.grad`.
+    `lr` `[P]` are learning rates, and `beta1` is the decay of the first moment; the gradients are those in `net.grad`.
     """
     if native.serve(net, net.values, net.grad, adam.mean):
-        native.adam(net, adam.mean, adam.square, adam.steps, lr, active, (BETA1, BETA2), EPS)
+        native.adam(net, adam.mean, adam.square, adam.steps, lr, active, (beta1, BETA2), EPS)
         return
     lr, active = _by_row(lr, net), _by_row(active, net)
     # A compiler fuses the plain formula itself, and cannot look into the kernel.
     if net.values.device.type == "cpu" and not torch.compiler.is_compiling() and _fused_is_sound():
-        _fused_step(net, adam, lr, active)
+        _fused_step(net, adam, lr, active, beta1)
     else:
-        _plain_step(net, adam, lr, active)
+        _plain_step(net, adam, lr, active, beta1)
 
 
 def descend(
     losses: Tensor, healthy: Tensor, limit: Tensor,
-    *learners: tuple[Net | None, Adam | None, Tensor],
+    *learners: tuple[Net | None, Adam | None, Tensor], beta1: float = BETA1,
 ) -> Tensor:  # fmt: skip
     """Take one gradient step on each member's loss, in place; return which members took the step, `[P]` bool.
 
@@ -185,6 +186,7 @@ def descend(
         limit: `[P]`, the largest gradient norm of each network.
         learners: triples of a network, its Adam moments and its learning rates `[P]`. A triple whose network is None,
             such as an absent shared encoder, is skipped.
+        beta1: the decay of Adam's first moment.
     """
     found = [(net, adam, lr) for net, adam, lr in learners if net is not None and adam is not None]
     backward(losses, *(net for net, _, _ in found))
@@ -198,24 +200,24 @@ def descend(
         for net, _, _ in found:
             healthy = healthy & ((losses + clip_gradients(net, limit)).abs() < torch.inf)
     for net, adam, lr in found:
-        step(net, adam, lr, healthy)
+        step(net, adam, lr, healthy, beta1)
     return healthy
 
 
-def _plain_step(net: Net, adam: Adam, lr: Tensor, active: Tensor) -> None:
+def _plain_step(net: Net, adam: Adam, lr: Tensor, active: Tensor, beta1: float = BETA1) -> None:
     """Adam as written in the paper: no host synchronisation, so that a CUDA graph can hold it."""
     on = active.to(lr.dtype)[:, None]
     grad = torch.where(active[:, None], net.grad, 0.0)
     adam.steps.add_(on[:, 0])
-    adam.mean.lerp_(grad, (1 - BETA1) * on)
+    adam.mean.lerp_(grad, (1 - beta1) * on)
     adam.square.lerp_(grad * grad, (1 - BETA2) * on)
     count = adam.steps.clamp(min=1.0)[:, None]
-    unbias1, unbias2 = (-torch.expm1(count * math.log(beta)) for beta in (BETA1, BETA2))  # 1 − βⁿ cancels in float32
+    unbias1, unbias2 = (-torch.expm1(count * math.log(beta)) for beta in (beta1, BETA2))  # 1 − βⁿ cancels in float32
     denominator = (adam.square / unbias2).sqrt_().add_(EPS)
     net.values.sub_(lr[:, None] * on * (adam.mean / unbias1) / denominator)
 
 
-def _fused_step(net: Net, adam: Adam, lr: Tensor, active: Tensor) -> None:
+def _fused_step(net: Net, adam: Adam, lr: Tensor, active: Tensor, beta1: float = BETA1) -> None:
     """Adam by torch's fused CPU kernel: a fraction of the plain formula's time.
 
     A call knows one learning rate and one step count: neighbours that agree in both go in together. Rows are whole
@@ -223,12 +225,14 @@ def _fused_step(net: Net, adam: Adam, lr: Tensor, active: Tensor) -> None:
     """
     adam.steps.add_(active)
     for rate, a, b in _equal_runs(lr.tolist(), adam.steps.tolist(), active.tolist()):
-        _fused(net.values[a:b], net.grad[a:b], adam.mean[a:b], adam.square[a:b], adam.steps[a], rate)
+        _fused(net.values[a:b], net.grad[a:b], adam.mean[a:b], adam.square[a:b], adam.steps[a], rate, beta1)
 
 
-def _fused(values: Tensor, grad: Tensor, mean: Tensor, square: Tensor, count: Tensor, lr: float) -> None:
+def _fused(
+    values: Tensor, grad: Tensor, mean: Tensor, square: Tensor, count: Tensor, lr: float, beta1: float = BETA1
+) -> None:
     torch._fused_adam_(
-        [values], [grad], [mean], [square], [], [count], lr=lr, beta1=BETA1, beta2=BETA2, weight_decay=0.0, eps=EPS,
+        [values], [grad], [mean], [square], [], [count], lr=lr, beta1=beta1, beta2=BETA2, weight_decay=0.0, eps=EPS,
         amsgrad=False, maximize=False, grad_scale=None, found_inf=None,
     )  # fmt: skip
 
@@ -291,8 +295,9 @@ class ScalarAdam:
 def polyak(target: Net | None, online: Net | None, weight: Tensor) -> None:
     """Move a target network towards the online network, in place: target ← target + weight · (online − target).
 
-    `weight` is `[P]` for P members. Weight 1 copies and weight 0 keeps the target, both exactly. If an online parameter
-    is not finite, the target's becomes so too, for every weight. If a network is None, nothing happens.
+    `weight` is `[P]` for P members. Weight 1 copies the online network and weight 0 keeps the target, both exactly. But
+    where an online parameter is not finite, the target's is not finite afterwards, even with weight 0. If a network is
+    None, nothing happens.
     """
     if target is None or online is None:
         return

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from evopipe.core import lstm
+from evopipe.core import lstm, renorm
 from evopipe.core.layers import NOT_ZERO_AT_ZERO, activate, layer_norm
 from evopipe.core.layout import Block
 from evopipe.core.net import Net
@@ -40,8 +40,9 @@ def round_up(value: float, multiple: int) -> int:
 def widest(archs: Sequence[Arch]) -> Arch:
     """Return the smallest architecture in which all of `archs` fit.
 
-    Each layer has the largest of its widths in `archs`, rounded up. It is a blended layer, which can be skipped, if one
-    of `archs` lacks or blends it. A residual block need not be blended: for a member that lacks it, its padding adds 0.
+    Each layer has the largest of its widths in `archs`, rounded up. A layer that one of `archs` lacks becomes a blended
+    layer, which can be skipped; so does a layer that is blended in one of them. Residual blocks are never blended: if a
+    member lacks one, its padding adds 0.
     """
 
     def room(parts: Sequence[Sequence[Block]], residual: bool = False) -> tuple[Block, ...]:
@@ -88,6 +89,7 @@ class Views(NamedTuple):
     back: Tensor | None
     back_bias: Tensor | None
     recurrent: Tensor | None
+    norm: Tensor | renorm.Minibatch | None
 
 
 class Padded:
@@ -96,7 +98,8 @@ class Padded:
     The class implements the protocol `Structure`, which documents the methods that have no docstring here.
 
     Args:
-        archs: the members' architectures, ordered by activation, with equal convolutions.
+        archs: the members' architectures. Those with the same activation must be side by side, and all must have the
+            same convolutions.
         widths: the input and output width of the network.
         device: the device of the structure's masks.
     """
@@ -104,9 +107,10 @@ class Padded:
     def __init__(self, archs: Sequence[Arch], widths: Widths, device: torch.device) -> None:
         if any(arch.stem != archs[0].stem for arch in archs):
             raise ValueError("members with unlike convolutions cannot share a structure")
+        shared = widest(archs).of(widths)  # rounded up before, so that equal signatures pad to equal widths
+        archs, widths = [arch.of(widths) for arch in archs], widths._replace(widen=1)
         self.archs, self.widths, self.device, self.copies = tuple(archs), widths, device, 1
         self.runs = _runs([arch.activation for arch in archs])
-        shared = widest(archs)
         rooms, own = list(shared.layers.items()), shared.own(widths)
         columns = [[arch.layers.get(name) for arch in archs] for name, _ in rooms]
         self.masks = [self._mask(column, room.width) for column, (_, room) in zip(columns, rooms, strict=True)]
@@ -134,6 +138,7 @@ class Padded:
         self.index = [self._scatter_index(arch) for arch in archs]
         self.plans: dict[tuple[int, int], dense.LayerPlan] = {}  # of its dense layers, by what they read
         self.served: dict[tuple[int, int], tuple[Views, Views]] = {}  # first and last layers known to be in place
+        self._own_inputs: list[Tensor | None] | None = None
 
     def _mask(self, column: Sequence[Block | None], width: int) -> Tensor | None:
         """`[P, 1, H]`: 1 on own units; None where every row fills the layer."""
@@ -176,11 +181,11 @@ class Padded:
         return index.to(self.device)
 
     def own_places(self, last: int) -> Tensor | None:
-        """Return a number for each of the last `last` layers of each member, `[last, P]`. The output layer is included.
+        """Return the index of each of the last `last` layers among those of them that the member has, `[last, P]`.
 
-        The numbers of a member begin at 0. A layer that the member lacks is not counted, and its number is arbitrary.
-        If a member lacks the second of three layers, its numbers are 0, arbitrary, 1. The result is None if no member
-        lacks a layer.
+        The output layer is included. Indices begin at 0. A layer that a member lacks (it is padding) is not counted,
+        and its own entry is arbitrary. If a member lacks the second of three layers, its entries are 0, arbitrary, 1.
+        The result is None if no member lacks a layer.
         """
         hidden = self.names[len(self.names) + 1 - last :]
         present = [[name in arch.layers for arch in self.archs] for name in hidden]
@@ -188,6 +193,15 @@ class Padded:
             return None
         counted = torch.tensor([*present, [True] * len(self.archs)]).cumsum(dim=0)
         return (counted - 1).clamp(min=0).to(self.device)
+
+    def own_inputs(self) -> list[Tensor | None]:
+        """Return for each layer, convolutions and output layer included, which of its padded inputs each row has: 1 or
+        0, `[P, 1, inputs]`. The result is None for a layer whose inputs are not renormalised."""
+        if self._own_inputs is None:
+            own = self.pack([torch.ones(len(index)) for index in self.index])
+            norms = [layer.norm for layer in self.layout.every]
+            self._own_inputs = [norm and own[:, None, norm.start : norm.start + norm.columns] for norm in norms]
+        return self._own_inputs
 
     def repeat(self, times: int) -> Padded:
         return self._of(
@@ -202,7 +216,7 @@ class Padded:
         """Return the structure of these rows, of the same padded widths; `pick` chooses them from a tensor `[P, …]`."""
         part = copy(self)
         part.archs, part.index = tuple(self.archs[i] for i in rows), [self.index[i] for i in rows]
-        part.plans, part.served = {}, {}
+        part.plans, part.served, part._own_inputs = {}, {}, None
         part.runs = _runs([arch.activation for arch in part.archs])
         part.masks, part.mask_after = (
             [None if mask is None else pick(mask) for mask in masks] for masks in (self.masks, self.mask_after)
@@ -255,11 +269,11 @@ class Padded:
     def _dense(self, layers: Sequence[Views], x: Tensor) -> Tensor:
         """Plain hidden layers, behind residual or recurrent ones, and the output layer where there is one."""
         first, end = self.residual + self.recurrent, len(self.masks)
-        native = dense.run(self, first, layers[first:], x)
+        native = None if self.widths.renorm else dense.run(self, first, layers[first:], x)
         if native is not None:
             return native
         for i, layer in enumerate(layers[first:end], first):
-            f = torch.baddbmm(layer.bias, x, layer.weight)  # [P, B, H]
+            f = torch.baddbmm(layer.bias, renorm.read(x, layer.norm), layer.weight)  # [P, B, H]
             if layer.gain is not None and layer.shift is not None:
                 f = layer_norm(f, layer.gain, layer.shift, self.masks[i])
             f = activate(f, self.runs)
@@ -270,6 +284,7 @@ class Padded:
             return x
         # A member's outputs begin a cache line: from elsewhere a product has other last bits on some processors.
         rows, last = x.shape[1], layers[end]
+        x = renorm.read(x, last.norm)
         spare = 0 if torch.compiler.is_compiling() else -rows % (LINE // math.gcd(last.weight.shape[-1], LINE))
         if spare:
             x = torch.nn.functional.pad(x, (0, 0, 0, spare))
@@ -357,7 +372,7 @@ def noisy(net: Net, scale: Net, draw: Stream) -> list[Views]:
 
     Args:
         net: the network.
-        scale: σ of every parameter, in the form of `net`; only those of weights and biases are used.
+        scale: a network like `net` that holds a σ for each parameter. Only the σ of weights and biases are used.
         draw: the stream of random numbers.
     """
     shape = net.structure

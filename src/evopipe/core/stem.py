@@ -77,7 +77,8 @@ class Stem(NamedTuple):
     def parts(self) -> list[tuple[str, int, int]]:
         """Return (name, rows, columns) of the weight matrix of every convolution of every image, image by image.
 
-        The name `conv.0.1` is that of image 0 and convolution 1; rows are channels in · kernel², columns channels out.
+        The name `conv.0.1` stands for image 0 and convolution 1. `rows` is the number of input channels times kernel²,
+        and `columns` the number of output channels.
         """
         return [
             (f"conv.{i}.{j}", before[0] * conv.kernel**2, conv.channels)
@@ -114,14 +115,17 @@ class Stem(NamedTuple):
         return total
 
     def run(self, x: Tensor, layers: Sequence[tuple[Tensor, Tensor]], runs: Sequence[tuple[str, int, int]]) -> Tensor:
-        """Replace the images in inputs `[P, B, inputs]` by features of the convolutions: B inputs of P members. The
-        result is `[P, B, n]`, where the method `reads` returns n.
+        """Compute the convolutions of all images in the inputs; return the inputs with features in place of images.
+
+        The result is `[P, B, n]`: first the numbers that belong to no image, then the features. The method `reads`
+        gives n.
 
         Args:
-            x: the inputs.
+            x: `[P, B, inputs]`, B inputs of each of P members.
             layers: weight `[P, channels in · kernel², channels out]` and bias `[P, 1, channels out]` of each
-                convolution, in the order of `parts`.
-            runs: a triple (activation, first, end) for each activation: rows `first` to `end` (exclusive) of x have it.
+                convolution, in the order in which the method `parts` lists them.
+            runs: a triple (activation, first, end) for each activation: the members `first` to `end` (exclusive) use
+                it.
         """
         vector, found, at = [], [], 0
         for i, image in enumerate(self.images):

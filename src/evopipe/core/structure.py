@@ -29,6 +29,9 @@ class Widths(NamedTuple):
         gain: the scale of the initial weights of the output layer.
         biases: how the biases of hidden layers are initialised: `uniform` draws, `zeros`, or `auto`, which chooses one
             of the two by the activation.
+        widen: how many times as wide the hidden layers are as the member's architecture says.
+        renorm: whether every dense layer reads its inputs normalised by batch renormalisation (`core.renorm`), in place
+            of the architecture's layer normalisation.
     """
 
     inputs: int
@@ -37,14 +40,15 @@ class Widths(NamedTuple):
     copies: int = 1
     gain: float = 0.1
     biases: Literal["uniform", "zeros", "auto"] = "uniform"
+    widen: int = 1
+    renorm: bool = False
 
     @property
     def joins(self) -> bool:
-        """Whether the network is a head that reads inputs of its own in addition to the latent. Such a head must have a
-        hidden layer.
+        """Whether the network is a head that reads other inputs, such as actions, in addition to the encoder's output.
 
-        Without a hidden layer, Q(s, a) would be the sum of a term of s and a term of a, and the best action would be
-        the same in every state.
+        Such a head must have a hidden layer. Without one, Q(s, a) would be the sum of a term of s and a term of a, and
+        the best action would be the same in every state.
         """
         return self.role == "head" and self.inputs > 0
 
@@ -86,9 +90,9 @@ class Structure(Protocol):
 
     Attributes:
         widths: the input and output width of the network.
-        copies: the number of networks, of one architecture, that a row holds one after the other. The forward pass
-            reads `[P · copies, B, …]`.
-        size: `N`, the numbers in a row. A row is a whole number of cache lines, so that a kernel's result for the row
+        copies: the number of networks in a row. They have the same architecture, and stand one after the other. The
+            forward pass reads B inputs for each network, `[P · copies, B, …]`.
+        size: `N`, the length of a row. A row is a whole number of cache lines, so that a kernel's result for the row
             does not depend on other rows.
         memory_widths: the width of each part of the recurrent state; empty if the network is not recurrent.
         memory: `M`, the numbers in a recurrent state, which is the sum of `memory_widths`.
@@ -106,12 +110,16 @@ class Structure(Protocol):
     def memory(self) -> int: ...
 
     def pack(self, rows: Sequence[Tensor]) -> Tensor:
-        """Return rows `[P, N]` of this structure that hold the members' own flat rows, `[n_p]` for member p, with zeros
-        as padding."""
+        """Return rows `[P, N]` of this structure, in which zeros are the padding.
+
+        `rows` has the flat row of each member without padding: for member p the `[n_p]` numbers of its parameters.
+        """
 
     def unpack(self, packed: Tensor) -> list[Tensor]:
-        """Return the members' own flat rows, `[n_p]` for member p, as copies without padding, from rows `[P, N]` of
-        this structure."""
+        """Return the flat row of each member without padding: for member p the `[n_p]` numbers of its parameters.
+
+        `packed` `[P, N]` are rows of this structure, with padding. The result holds copies.
+        """
 
     def part(self, first: int, end: int | None, every: int = 1) -> Structure:
         """Return the structure of the rows in the slice `first:end:every`; if `end` is None, the slice goes to the last

@@ -24,8 +24,8 @@ def read_d4rl(path: Path, shows: gymnasium.Space[Any] | None = None, discrete: b
     Episodes end at terminals and timeouts, and are never joined. AgileRL's files have no timeouts, so truncations are
     unknown in these files, and the result's `notes` say so. If the file has no next observations, the last step of a
     truncated episode is left out, because its true next observation is unknown; the result's `dropped` counts these
-    steps. The last step of a terminated episode is kept with its own observation repeated as the next one, from which
-    no target bootstraps.
+    steps. The last step of a terminated episode is kept. Its next observation is then a copy of its own observation,
+    which has no effect on targets.
 
     Args:
         path: the file.

@@ -254,7 +254,8 @@ class StoredArray:
         return array.reshape(-1).astype(np.int64)
 
     def finite(self, array: Array) -> Array:
-        """Convert an array that was read from this dataset to float32, and check that every value is finite then."""
+        """Convert an array to float32, and check that every float32 value is finite. The array was read from this entry
+        of the file, which the error names."""
         with np.errstate(over="ignore", invalid="ignore"):  # what overflows becomes infinite
             array = np.ascontiguousarray(array, np.float32)
         wrong = np.argwhere(~np.isfinite(array))

@@ -1,4 +1,5 @@
-"""Environments in C on the CPU, with tensors as results: some of Gymnasium's, and a user's own (`env.source`).
+"""Environments in C on the CPU, with tensors as results: some of Gymnasium's, MinAtar's games, and a user's own
+(`env.source`).
 
 A row's state is bytes that its C code alone reads, see `native/environment.h`. C writes observations, rewards and ends
 into the tensors that learners read.
@@ -126,8 +127,11 @@ class CompiledPool:
         return self._states.place(numbers)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the state from which `restore` rebuilds the pool of R environments: `state` `[R, S]` uint8, S bytes
-        for each, and the steps (`length`) and `seed` of the running episodes, `[R]` each."""
+        """Return the arrays from which `restore` rebuilds this pool of R environments, by name.
+
+        `state` `[R, S]` uint8 has the S bytes of each environment's memory. `length` and `seed`, `[R]` each, are the
+        steps so far and the seed of each running episode.
+        """
         kept = {"state": self.memory, "length": self.length, "seed": self._seeds}
         return {name: value.numpy().copy() for name, value in kept.items()}
 

@@ -150,10 +150,11 @@ def _count_threads() -> int:
 
 
 def source_of(cfg: EnvConfig) -> list[Path]:
-    """Return the source files of an environment: the files or package folders of the modules that `module:EnvId` and
-    `module:Wrapper` name, each once. For an environment in C this is its C file.
+    """Return the source files of an environment, without repetitions.
 
-    The modules must have been imported, as `make_env` does.
+    They are the files, or package folders, of the modules in the environment's id (`module:EnvId`) and in the names of
+    its wrappers (`module:Wrapper`). These modules must have been imported, as `make_env` does. For an environment in C,
+    the result is its C file.
     """
     if cfg.source is not None:
         return [Path(cfg.source)]

@@ -227,9 +227,10 @@ class EnvPool:
         """Step the environments `rows` `[n]`, or all if None, and return the results.
 
         Args:
-            actions: the actions in the algorithm's encoding: indices from 0, `[n]`, or `[n, D]` for a MultiDiscrete or
-                MultiBinary space of D parts; for a Box of A numbers `[n, A]` in [-1, 1], which are scaled to its
-                bounds. For a team of K agents `[n, K, …]`.
+            actions: the actions in the algorithm's encoding. For a Discrete space they are indices from 0, `[n]`. For a
+                MultiDiscrete or MultiBinary space of D parts they are such indices, `[n, D]`. For a Box of A numbers
+                they are numbers in [-1, 1], `[n, A]`, which are scaled to the bounds of the Box. A team of K agents has
+                `[n, K, …]`.
             rows: the environments to step.
 
         Raises:
@@ -257,8 +258,11 @@ class EnvPool:
         self._sent = index, action
 
     def taken(self, actions: npt.NDArray[Any], rows: npt.ArrayLike | None = None) -> npt.NDArray[Any]:
-        """Return the actions of a team of K agents as they are executed, `[n, K, …]`: actions that the environment sets
-        itself replace the policy's `actions`. `rows` `[n]` are the environments of these actions; None for all."""
+        """Return the actions of a team of K agents as they are executed, `[n, K, …]`.
+
+        They are the policy's `actions`, unless the environment prescribes an agent's action in its `info`: then it is
+        that one. `rows` `[n]` are the environments of these actions; None for all.
+        """
         if not self.is_forced.any():
             return actions
         index = self._all if rows is None else np.asarray(rows, np.int64)
@@ -333,10 +337,10 @@ class EnvPool:
         return {"seed": seed, "length": length, "actions": taken, "obs": obs, "return": reward}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> Bools:
-        """Rebuild the pool by playing the actions of each running episode again.
+        """Rebuild the pool from what the method `state` returned: play the actions of each running episode again.
 
         Returns:
-            `[R]` bool, True for rows whose episode differs from the saved one, because the environment is not
+            `[R]` bool, True for rows whose episode is now another than before, because the environment is not
             deterministic. The caller must reset these rows.
 
         Raises:

@@ -147,10 +147,11 @@ class Rows:
     Args:
         cfg: the block `env` of `params.yaml`.
         numbers: the rows (places in the pool) of these environments.
-        made: environments that are constructed already, for the first of these rows.
+        made: environments that already exist. The first rows get them; for the other rows, environments are made.
         masked: an array `[1]` that is set to True at the first reset if the environments have action masks.
-        turn: an array `[1]` by which a watchdog knows which environment hangs. It is set to the row of the environment
-            that is being reset or stepped, and to a new negative number after each construction.
+        turn: an array `[1]` that tells a watchdog what happens, so that it can find an environment that hangs. While an
+            environment is reset or stepped, the number is its row. Each time an environment has been constructed, it is
+            another negative number.
 
     Raises:
         ParamsError: the environment is unknown, or its arguments or spaces cannot be used.
@@ -268,12 +269,13 @@ class Rows:
 
 
 class calling:  # noqa: N801  # a context, like those of `contextlib`
-    """A context for a block that calls environments, with a time limit. If the block raises an exception or hangs, the
-    context raises a Fault for the row in `turn`.
+    """A context for a block that calls environments, with a time limit.
+
+    If the block raises an exception or hangs, the context raises a `Fault`, an error that names the environment.
 
     Args:
         watched: the watchdog with the time limit.
-        turn: `[1]`, the row of the environment that is being called.
+        turn: `[1]`, the row (place in the pool) of the environment that is being called.
         what: the name of the called method in messages.
     """
 

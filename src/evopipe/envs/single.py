@@ -69,8 +69,11 @@ class OneRow(gymnasium.Env[Any, Any]):
         self._length = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin the episode of this seed, which is the same episode as in a `TensorPool`; return its observation and an
-        empty info. `options` has no effect."""
+        """Begin an episode; return its first observation and an empty info.
+
+        The episode is the same as that of a `TensorPool` with this seed. If `seed` is None, a seed is drawn. `options`
+        has no effect.
+        """
         super().reset(seed=seed)
         chosen = int(self.np_random.integers(2**31)) if seed is None else seed
         draw = Stream(torch.tensor([chosen]), Purpose.EPISODE, torch.zeros(1, dtype=torch.int64))

@@ -36,8 +36,10 @@ class Speed(NamedTuple):
 
 
 def speeds(cfg: EnvConfig, rows: int, seconds: float = 1.0) -> Iterator[Speed]:
-    """Measure the speed of an environment with every backend that offers it, and with 0 up to as many worker processes
-    as there are CPUs; yield the results.
+    """Measure the speed of an environment with every backend that has this environment; yield the results.
+
+    The backend `sync` is measured with each number of worker processes, from 0 to the number of CPUs, or of
+    environments if these are fewer. On a system without worker processes it is measured without them.
 
     Args:
         cfg: the block `env` of `params.yaml`; its `backend` is ignored.

@@ -241,8 +241,9 @@ class TeamSpace:
         """Return which of A actions are legal for each of the K agents in n environments, `[n, K, A]` bool.
 
         Args:
-            alive: `[n, K]`, the agents that act. Only the first action of other agents is legal.
-            given: `[n, K, A]`, the environment's own masks; None if all actions that an agent has are legal.
+            alive: `[n, K]`, True for the agents that act. For the other agents, only the first action is legal.
+            given: `[n, K, A]`, the environment's own masks. If None, all actions of an agent that acts are legal,
+                but not the padding of an agent with fewer than A actions.
         """
         return np.where(alive[:, :, None], self.free if given is None else given, self.first)
 

@@ -41,8 +41,10 @@ def team_step(
     space: TeamSpace, obs: Floats, reward: Floats, terminated: Bools, truncated: Bools, alive: Bools,
     mask: Bools | None = None, forced: Floats | None = None,
 ) -> RowStep:  # fmt: skip
-    """Build the results of one step of K agents in n environments, and find the broken rows: environments with a value
-    that is not finite, or with an agent that acts next and has no legal action.
+    """Build the results of one step of K agents in n environments, and find the broken environments.
+
+    An environment is broken if an observation or reward is not finite, or if an agent acts next and has no legal
+    action.
 
     Args:
         space: the agents' spaces.
@@ -50,9 +52,10 @@ def team_step(
         reward: `[n, K]`, the rewards.
         terminated, truncated: `[n, K]`, how each agent's episode ended, if it did.
         alive: `[n, K]`, the agents that act next.
-        mask: `[n, K, A]`, the environment's masks of A actions; None if every action that an agent has is legal. If the
-            last mask of a truncated agent allows no action, all its actions count as legal.
-        forced: `[n, K, …]`, next actions that the environment sets itself, NaN elsewhere; None if it sets none.
+        mask: `[n, K, A]`, the environment's masks of A actions; None if every action that an agent has is legal. If an
+            agent was truncated and its last mask allows no action, all its actions count as legal.
+        forced: `[n, K, …]`, the next actions of agents whose actions the environment sets itself, NaN for other agents;
+            None if it sets none.
     """
     broken: Bools = np.asarray(~(np.isfinite(obs).all(axis=(1, 2)) & np.isfinite(reward).all(axis=1)), np.bool_)
     cut = truncated & ~terminated & ~alive
@@ -74,10 +77,11 @@ class TeamRows:
     Args:
         cfg: the block `env` of `params.yaml`.
         numbers: the indices (rows) of these environments in the pool.
-        made: environments that are constructed already, for the first of these rows.
+        made: environments that already exist. The first rows get them; for the other rows, environments are made.
         masked: a flag `[1]` that this object sets to True if an environment has action masks.
-        turn: a number `[1]` by which a watchdog knows which environment hangs. This object sets it to the environment's
-            row before each reset or step, and to a new negative number after each construction.
+        turn: an array `[1]` that tells a watchdog what happens, so that it can find an environment that hangs. While an
+            environment is reset or stepped, the number is its row. Each time an environment has been constructed, it is
+            another negative number.
 
     Raises:
         ParamsError: the environment is unknown, or its spaces are not supported.
@@ -146,8 +150,10 @@ class TeamRows:
         return team_step(self._space, seen.obs, reward, terminated, truncated, alive, mask, seen.forced)
 
     def legal(self, alive: Bools) -> Bools:
-        """Return which of A actions are legal for each of K agents if the n environments give no masks, `[n, K, A]`:
-        all that an agent has, if it acts (`alive` `[n, K]`), else only its first action.
+        """Return which actions are legal if the environments give no masks, `[n, K, A]`.
+
+        There are n environments, K agents and A actions. All of an agent's actions are legal if the agent acts, as
+        `alive` `[n, K]` says. Otherwise only its first action is legal.
         """
         return self._space.legal(alive)
 

@@ -351,8 +351,8 @@ class TensorPool:
         """Step those of the first `n` environments for which `where` `[n]` is True, without synchronising with the
         device.
 
-        `actions` `[n, …]` are as `step` takes them. The other environments do not change, and the results of these have
-        no meaning.
+        `actions` `[n, …]` are as `step` takes them. The other environments do not change, and their results have no
+        meaning.
         """
         n = len(where)
         columns, length, found = self._after(self._columns[:, :n], self.length[:n], actions)
@@ -373,7 +373,8 @@ class TensorPool:
         return columns, length, TensorStep(self._dynamics.observe(columns), reward.float(), terminated, cut)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return copies of `physics`, by the name `state`, and of `length`; `restore` rebuilds the pool from them."""
+        """Return copies of the attributes `physics`, under the key `state`, and `length`, from which `restore` rebuilds
+        the pool."""
         return {"state": self.physics.cpu().numpy().copy(), "length": self.length.cpu().numpy().copy()}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.bool_]:
@@ -415,8 +416,10 @@ def _made(kind: Callable[..., _Made], cfg: EnvConfig, arguments: Mapping[str, An
 
 
 class TensorRows:
-    """The environments of `pool`, a `TensorPool` or `CompiledPool` on the CPU, stepped with NumPy arrays instead of
-    tensors, by the interface `RowStepper`."""
+    """An adapter that steps a pool of tensors with NumPy arrays. It has the methods of `RowStepper`.
+
+    `pool` is a `TensorPool` or a `CompiledPool` on the CPU.
+    """
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool

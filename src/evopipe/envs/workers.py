@@ -98,13 +98,14 @@ class Workers:
         return sum(int(shared["spent"].sum()) for shared in pools) / steps / 1000 if steps else None
 
     def fork(self, cfg: EnvConfig, rows: int, spaces: Spaces, overlapped: bool) -> _WorkerRows | None:
-        """Fork the largest number of workers that a pool may need, early, while the trainer has little memory and few
-        threads.
+        """Fork as many workers as a pool may need at most.
+
+        The method should be called early, while the trainer has little memory and few threads.
 
         Args:
             cfg: the block `env` of `params.yaml`.
             rows: the number of environments in the pool.
-            spaces: the environment's spaces, which say how large its arrays are.
+            spaces: the environment's spaces, from which the sizes of the shared arrays follow.
             overlapped: whether the caller computes while the environments step.
 
         Returns:
@@ -112,7 +113,7 @@ class Workers:
             if there are no workers.
 
         Raises:
-            ParamsError: a number of workers was given, and a process cannot be forked.
+            ParamsError: a process cannot be forked, and the number of workers is not `auto`.
         """
         count = self.count(rows, overlapped, self.step_cost(cfg) or 1e9)
         # A fork has no threads but one: an environment that has started some might wait for them forever.
@@ -126,11 +127,12 @@ class Workers:
         return self._pools[-1]
 
     def give_up(self, cfg: EnvConfig, why: str) -> None:
-        """Let the pool of the environment `cfg` continue without workers, if their number is `auto`. `why` is the
-        reason, for the error message.
+        """Let a pool continue without workers. This is possible only if their number is `auto`.
+
+        `cfg` is the configuration of the pool's environment, and `why` the reason, for the error message.
 
         Raises:
-            ParamsError: a number of workers was given.
+            ParamsError: the number of workers is not `auto`.
         """
         if not self.auto:
             raise ParamsError(

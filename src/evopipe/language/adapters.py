@@ -25,7 +25,8 @@ from evopipe.types import Tensor, Text, TokenScores
 
 
 class Adapted(Widths):
-    """The input and output widths of a network that adapts a base model; the attribute `base` is that model."""
+    """The shape of a network that is an adapter of a frozen base model: the widths of its input and output, which
+    `Widths` holds, and the base model `base`."""
 
     base: Base
 

@@ -58,9 +58,9 @@ class Base:
         pad: the token that fills up shorter rows; masks exclude it.
         device: the device of the model.
         rows_at_once: how many rows of each member the model computes at a time; None for all.
-        exact: whether a member's results must have the same bits whatever other members are in the batch. Columns of
-            pads are then computed too.
-        length: the most tokens of a row, if members are small GPTs (see `tokens_alone`); else 0.
+        exact: whether a member's results must have the same bits whatever other members are in the batch. If so, even
+            columns that hold nothing but pads are computed.
+        length: the most tokens of a row, if members are small GPTs (see the function `tokens_alone`); else 0.
         special_tokens: whether the names of special tokens in texts of datasets and environments become these tokens.
         together: the processes among which rows are divided.
         hooked: the registered forward hooks, see `hooks`.
@@ -156,13 +156,15 @@ class Base:
         self, prompt: str | Sequence[Mapping[str, Any]], chat: bool, system: str | None, go_on: bool = False,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int]:  # fmt: skip
-        """Return the tokens of a prompt, at least one: of a plain text, or of messages through the chat template.
+        """Return the tokens of a prompt, at least one token.
+
+        A list of messages goes through the chat template. A text does so only if `chat` is true.
 
         Args:
             prompt: a text or a list of messages. Special tokens in it are plain text, unless `special_tokens` is true.
             chat: whether a text is shown as a message of the user through the chat template.
-            system: the system message, or for a plain text its beginning; None for none. Special tokens in it take
-                effect.
+            system: the system message; None for none. If the chat template is not used, it is put before the text.
+                Special tokens in it take effect.
             go_on: whether the model continues the last message instead of beginning its own.
             tools: the schemas of tools that the template shows, in the form of OpenAI's API.
 
@@ -186,7 +188,7 @@ class Base:
             prompt: a text or a list of messages.
             completions: the texts of the completions.
             chat: whether a text is shown as a message of the user through the chat template.
-            system: the system message, or for a plain text its beginning; None for none.
+            system: the system message; None for none. If the chat template is not used, it is put before the text.
             go_on: whether the completions continue the last message instead of beginning a new one.
 
         Raises:
@@ -216,17 +218,17 @@ class Base:
     def conversation(
         self, messages: Sequence[Mapping[str, str]], system: str | None
     ) -> tuple[list[int], list[tuple[list[int], bool]]]:
-        """Return the tokens of a chat before its first answer, and the rest of the chat in pieces, each with a flag
-        that is true for an answer.
+        """Return the tokens of a chat before its first answer, and the pieces of the rest of the chat.
 
-        An answer is a message of the assistant with the end of its turn; members learn to write answers. The other
-        pieces are the text between answers. `system` is a system message that is put first; None for none. The chat is
-        tokenised as one text, which is then cut. If a token would lie on both sides of a cut, the text after the cut is
-        tokenised separately.
+        Each piece is a pair (tokens, whether it is an answer). An answer is a message of the assistant with the end of
+        its turn; members learn to write answers. The other pieces are the text between answers.
+
+        The chat is tokenised as one text, which is then cut. If a token would lie on both sides of a cut, the text
+        after the cut is tokenised separately. `system` is a system message that begins the chat; None for none.
 
         Raises:
-            DataError: there is no chat template, it refuses the messages, or it changes the content of an answer
-                without marking with `{% generation %}` what the model writes.
+            DataError: there is no chat template, or it refuses the messages. Or the template changes the content of an
+                answer, and does not mark with `{% generation %}` what the model writes.
         """
         told, own = self._messages(messages, system)
         shown = self._shown(told, own)

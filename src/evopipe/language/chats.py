@@ -25,7 +25,7 @@ class Shown:
     Attributes:
         text: the text, in which data is marked.
         of: a mapping from the index of a message to the range (start, end) of its content's characters in the text.
-            Messages whose content the text does not show unchanged and exactly once are missing.
+            It has only the messages whose content stands in the text unchanged, and exactly once.
     """
 
     text: Marked

@@ -25,13 +25,14 @@ _WORTH = 0.75  # share of the rows that may be left for the batch to be made sma
 
 
 class Sampling(NamedTuple):
-    """Settings by which tokens are sampled: one value for each of P members, `[P]`, or for each of R completions of
-    every member, `[P, R]`.
+    """Settings by which tokens are sampled.
+
+    A setting has one value for each of P members, `[P]`, or one for each of a member's R completions, `[P, R]`.
 
     Attributes:
-        temperature: the divisor of the logits; 0 for the most likely token.
-        top_k: int64; samples from the k most likely tokens; 0 for all.
-        top_p: samples from the most likely tokens whose probabilities sum to p; 1 for all.
+        temperature: the divisor of the logits; 0 always takes the most likely token.
+        top_k: int64, k: only the k most likely tokens can be drawn; 0 for all tokens.
+        top_p: p: only the most likely tokens whose probabilities sum to p can be drawn; 1 for all tokens.
     """
 
     temperature: Tensor
@@ -44,8 +45,10 @@ class Sampling(NamedTuple):
         return cls(zero, zero.long(), zero + 1)
 
     def rows(self, each: int) -> Sampling:
-        """Return settings `[P, R]`: settings `[P]` are repeated for the R = `each` completions of every member, and
-        settings that are `[P, R]` already stay unchanged."""
+        """Return settings with one value for each of the R = `each` completions of every member, `[P, R]`.
+
+        A setting `[P]` is repeated for all completions of the member. A setting `[P, R]` stays unchanged.
+        """
         return Sampling(*(x[:, None].expand(-1, each) if x.ndim == 1 else x for x in self))
 
 
@@ -97,11 +100,11 @@ def generate(
         group: completions of each prompt.
         limit: the most tokens of a completion.
         sampling: settings of sampling.
-        keys: random keys of the members, `[P]`; or of each of their R = B · `group` completions, `[P, R]`, whose draws
-            are then the same in any batch.
+        keys: random keys, either `[P]`, one for each member, or `[P, R]`, one for each of a member's R = B · `group`
+            completions. With `[P, R]`, a completion's draws do not depend on its place in the batch.
         when: a number, such as that of the training step, that fixes the random draws together with `keys`.
-        leave: whether finished completions leave the batch, which saves time. If False, a member's results have the
-            same bits with any neighbours.
+        leave: whether finished completions leave the batch, which saves time. If False, they stay, and a member's
+            results have the same bits whatever other members are in the batch.
         stop: for each of the P · B prompts, the texts that end its completions; empty for none.
     """
     members, prompts, _ = ids.shape

@@ -96,8 +96,8 @@ class GPT:
         """Return the shape of every weight matrix by name, in the order in which a member's flat row (a vector of all
         its weights) holds the matrices.
 
-        `widths` are the network's input and output widths. The columns of each layer's matrix `attend` give query, key
-        and value of each head in turn.
+        `widths` are the network's input and output widths. Each layer has a matrix `attend`. Its first columns compute
+        query, key and value of the first head, the next columns those of the second head, and so on.
         """
         found = {"tokens": (widths.inputs, self.hidden), "places": (self.length, self.hidden)}
         for i, (heads, nodes) in enumerate(self.layers):

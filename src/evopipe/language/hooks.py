@@ -80,8 +80,8 @@ def _add(base: Base, name: str, module: nn.Module, args: Any, out: Any) -> Any:
 
 @contextmanager
 def adapting(base: Base, changes: Mapping[str, Any]) -> Iterator[Any]:
-    """Return a context in which the base's model computes with members' changes, for batches `[P · B, …]` of the B rows
-    of each of P members.
+    """Return a context in which the base's model computes with members' changes, for batches `[P · B, …]`: B rows for
+    each of P members.
 
     `changes` has a `LowRank` or `WeightDelta` by module name. The context yields the model. The forward hooks are
     registered at the first use.
@@ -101,16 +101,15 @@ def score(
     base: Base, text: Text, entropy: bool = False, hidden: bool = False,
     active: Callable[[], AbstractContextManager[Any]] = nullcontext, leaves: Sequence[Tensor] = (),
 ) -> tuple[Tensor | None, TokenScores]:  # fmt: skip
-    """Return the log-probabilities of rows of text under the base, with the changes of the context that `active`
-    returns.
+    """Return the log-probabilities of rows of text under the base, with the members' changes if `active` is given.
 
-    Rows of similar length are computed together, unless `hidden` is true. If the base limits `rows_at_once`, only that
-    many rows' activations are in memory, and the backward pass computes them a second time; the parts are divided among
-    the base's processes.
+    Rows of similar length are computed together, unless `hidden` is true. If `base.rows_at_once` limits the rows, the
+    activations of only that many rows are in memory at a time, and the backward pass computes them a second time. The
+    processes of `base.together` then divide the work among them.
 
     Args:
         base: the base model.
-        text: the rows of tokens, `B` of each of `P` members; of each row the last `T` tokens are scored.
+        text: the rows of tokens, `B` rows for each of `P` members. The last `T` tokens of each row are scored.
         entropy: whether the entropies of the tokens' distributions are computed too.
         hidden: whether the hidden states, of width `H`, that predict the last `T` tokens are returned too, `[P, B, T,
             H]`.
@@ -255,8 +254,11 @@ def reference(base: Base, text: Text) -> Tensor:
 
 
 def padded(real: Tensor) -> bool:
-    """Return whether any row of tokens begins with pads; `real` `[n, L]`, for n rows of L tokens, is False for pads.
-    Only pads at the beginning need an attention mask, because no token attends to pads after it."""
+    """Return whether any row of tokens begins with pads.
+
+    Only such pads need an attention mask, because no token attends to pads after it. `real` is `[n, L]` bool, for n
+    rows of L tokens: False for pads.
+    """
     return not bool(real[..., 0].all())
 
 

@@ -96,13 +96,14 @@ def read_adapter(folder: Path, base: Base) -> tuple[LoRA, Tensor]:
 
 
 def member_of(folder: Path, base: Base, fresh: Member, network: str) -> Member:
-    """Return a copy of the new member `fresh` whose adapter is replaced by one that PEFT wrote; optimiser moments are
-    0.
+    """Return a copy of a new member, with an adapter that PEFT wrote in place of the member's adapter.
+
+    The moments of the copy's optimiser are 0.
 
     Args:
         folder: the folder that PEFT wrote.
         base: the base model.
-        fresh: the member.
+        fresh: the new member.
         network: the name of the member's tensor that holds the adapter.
 
     Raises:

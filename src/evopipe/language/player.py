@@ -65,8 +65,15 @@ class GamePolicy:
         return joint_writer([(self._writer(seeds, self._cfg, self._hyper), np.arange(len(seeds)))], self.task.guess)
 
     def play(self, games: int = 1, seed: int = 0) -> Any:
-        """Play `games` games, whose random draws `seed` fixes; return what the task's `play` returns: the return and
-        the number of tries of each game, whether it was won, and the games as data."""
+        """Play some games, and return the result of the task's method `play`.
+
+        The result has, for each game, the return, the number of tries and whether it was won, and also the games as
+        data.
+
+        Args:
+            games: the number of games.
+            seed: the seed of the games' random draws.
+        """
         seeds = rng.seeds(np.full(games, rng.run_key(seed)), Purpose.EPISODE, np.arange(games))
         return self.task.play(seeds, self.act(seeds))
 

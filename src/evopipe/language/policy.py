@@ -224,11 +224,12 @@ def load_reward(folder: Path, device: torch.device | None = None) -> LanguagePol
 
 
 def read_change(folder: Path, base: Base) -> Tensor:
-    """Read the terms that an exported member adds to all weights of its base (`language.full`); return them as one
-    vector, a flat row.
+    """Read the change of an exported member that trained every weight of its base (`language.full: true`).
+
+    The change is what the member adds to the weights. The result is one vector, a flat row.
 
     Raises:
-        MissingInputError: the file is missing.
+        MissingInputError: the file with the change is missing.
         DataError: the change does not fit the base.
     """
     tensors = load_tensors(read_folder(folder, only=(CHANGE,))[CHANGE], str(folder / CHANGE))

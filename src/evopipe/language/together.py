@@ -42,8 +42,10 @@ class Together:
         return part % self.size == self.place
 
     def tell(self, part: int, *tensors: Tensor) -> None:
-        """Broadcast tensors to all processes of the group from the one that computes the part of the rows with the
-        number `part`. The other processes receive the values in place."""
+        """Broadcast tensors from one process of the group to the others, which receive the values in place.
+
+        The sender is the process that computes the part with the number `part` of the member's rows, see `mine`.
+        """
         if self.size == 1:
             return
         for tensor in tensors:

@@ -63,10 +63,10 @@ class Corpus:
         form: the form of the rows, such as `supervised` or `preference`.
         rows: the rows as they were read.
         prompts: the tokens of each row's prompt.
-        answers: for each answer of a row, the tokens of all rows. Rows of the form `reasoning` have no answer. Those of
-            `supervised` have one, the completion or chat, and those of `games` one, the game. Those of `preference`
-            have two, the chosen and the rejected completion, and those of `labelled` two, the completion and, as
-            KTO needs it, that of another row.
+        answers: one element for each answer of a row, with the tokens of this answer in all rows. The form says how
+            many answers a row has. `reasoning`: none. `supervised`: one, the completion or chat. `games`: one, the
+            game. `preference`: two, the chosen and the rejected completion. `labelled`: two, the completion, and the
+            completion of another row, which KTO needs.
         learned: for each token of the first answer, 1 if members learn to write it, 0 for other text, such as messages
             of the user.
         splits: the indices of rows by split: `train`, `validation` (which scores members during training), `test`.
@@ -93,7 +93,10 @@ class Corpus:
         up shorter rows.
 
         If rows have two answers, the batch has 2 n rows: first all n with their first answer, then all n with their
-        second. The reward of a `labelled` row is 1 if it has its own completion and that is desirable, else 0.
+        second.
+
+        Rewards are set only if the dataset's form is `labelled`. Among the first n rows, a reward is 1 if the
+        completion is desirable, else 0. The rewards of the last n, which have completions of other rows, are 0.
         """
         ids, real = self.prompt_batch(index, pad)
         answers = [answer[int(i)] for answer in self.answers for i in index]
@@ -160,8 +163,11 @@ def tokenise(
 
 
 def seen(rows: Sequence[Mapping[str, Any]], splits: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the indices of validation rows and of test rows whose prompt is also the prompt of a training row, by the
-    split's name."""
+    """Return the indices of the rows whose prompt is also the prompt of a training row.
+
+    The result maps the names of the validation split and of the test split to the indices of such rows. `splits` maps
+    the name of every split to the indices of all its rows.
+    """
     of = {name: [data.asked(rows[i]) for i in index.tolist()] for name, index in splits.items()}
     return {name: splits[name][data.same(of["train"], of[name])] for name in SPLITS[1:]}
 

@@ -141,10 +141,10 @@ def key(message: Message) -> list[list[Any]]:
 def for_template(
     template: str, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
 ) -> tuple[list[dict[str, Any]], list[Mapping[str, Any]]]:
-    """Return messages and tools in the form that a chat template takes: arguments of calls are mappings.
+    """Return messages and tools in the form that a chat template takes. The arguments of calls become mappings.
 
-    If the template does not support tools, the tools are described in the system message, which is added if there is
-    none, and calls are written as text into the contents of their messages.
+    If the template cannot show calls, they are written as text into the contents of their messages. If it cannot show
+    tools, the system message describes them, and no tools are returned. A missing system message is added for this.
     """
     shown = [dict(message) for message in messages]
     for message in shown:

@@ -22,11 +22,12 @@ Logits = Callable[[Mapping[str, Tensor]], Tensor]
 class Writer:
     """A callable object that chooses the next token of every game, where each of `P` members plays `n` games.
 
-    A writer is called with the tokens of the games so far, padded to L tokens, `[P · n, L]`; the number of tokens in
-    each game, `[P · n]`; and the number of tokens in a turn. It returns a token for each game, `[P · n]`.
+    A writer is called with three arguments: the tokens of the games so far, padded to L tokens, `[P · n, L]`; the
+    number of tokens in each game, `[P · n]`; and how many tokens a player writes before the game answers (a turn). It
+    returns a token for each game, `[P · n]`.
 
-    Keys and values of earlier tokens are cached, so that no token is computed twice. A game's random draws depend only
-    on its own seed and the token's position. Members are therefore compared on the same draws.
+    The attention's keys and values of earlier tokens are cached, so that no token is computed twice. A game's random
+    draws depend only on the game's seed and the token's position, so all members get the same draws.
 
     Args:
         nets: the networks that choose tokens, by name, for all members.

@@ -38,10 +38,11 @@ class Frames:
         device: the device of the tensors.
 
     Attributes:
-        size: `S`, bytes of a frame.
+        size: `S`, the number of bytes of a frame. Each byte is one number of an observation.
         store: `[2 N, S]` uint8, the frames; on a CPU in memory that forked processes share.
-        places: `[N, 2]` int64, the indices in `store` of every row's own frame and of its next frame.
-        used: the number of places of `store` that were ever written; later places are untouched.
+        places: `[N, 2]` int64, for every row the indices in `store` of its frame before and of its frame after.
+        used: the number of entries of `store` that were ever written. These are the first ones; the others are
+            untouched.
     """
 
     def __init__(self, images: Sequence[Image], observations: int, rows: int, steps: int, device: torch.device) -> None:
@@ -75,8 +76,8 @@ class Frames:
         return [slice(a, b) for a, b in zip(ends, starts, strict=True)]
 
     def without_images(self, rows: np.ndarray) -> np.ndarray:
-        """Return n packed transitions of W numbers, `[n, W]`, without the columns of their two frames of S bytes each,
-        `[n, W - 2 S]`."""
+        """Return n packed transitions without the columns of their two frames: W numbers each, `[n, W]`, become W - 2 S
+        numbers, `[n, W - 2 S]`."""
         return np.concatenate([rows[:, columns] for columns in self._between(rows.shape[1])], axis=1)
 
     def add(self, at: np.ndarray, rows: np.ndarray, source: np.ndarray, sources: int) -> None:
@@ -156,12 +157,12 @@ class Frames:
         return np.concatenate((again, never))
 
     def join(self, bare: Tensor, index: Tensor) -> Tensor:
-        """Return n packed transitions of W numbers, `[n, W]`, with their two frames of S pixels each put back, as
-        numbers in [0, 1].
+        """Return n packed transitions of W numbers, `[n, W]`, with the columns of their two frames put back, as numbers
+        in [0, 1].
 
         Args:
             bare: `[n, W - 2 S]`, the transitions as `without_images` returned them.
-            index: `[n]`, the transitions' row indices among all N.
+            index: `[n]`, the indices of the transitions' rows, from 0 to N − 1.
         """
         size = bare.shape[1] + 2 * self.size
         rows, at = bare.new_empty(len(bare), size), 0

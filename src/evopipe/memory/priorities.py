@@ -24,23 +24,23 @@ MOST = 1e30  # largest priority: a million of them still have a finite sum
 
 
 class Priorities:
-    """Sum trees for prioritized replay: one tree for each of `P` members, over the rows of a buffer.
+    """Sum trees for prioritized replay: one tree for each member, over the rows of a buffer.
 
     A row's priority is the size of its error (such as the TD error) to the power α; α = 0 gives uniform sampling
     (Schaul et al., ICLR 2016).
 
     Args:
-        members: `P`, the number of members.
+        members: the number of members of the population.
         capacity: the number of rows of a buffer.
         alpha: the exponent α.
         device: the device of the tensors.
 
     Attributes:
-        levels: the levels of the trees, `[P, n]` each, where n is the number of entries of the level. The first level
-            holds the priorities of rows. Each entry of a higher level is the sum of `FAN_OUT` entries of the level
-            below; the last level has at most `TOP` entries. Rows that are not filled have priority 0, as have padding
-            entries at the end of a level.
-        largest: `[P]`, the largest priority so far, which new rows get.
+        levels: the levels of the trees, `[members, n]` each, where n is the number of entries of the level. The first
+            level holds the priorities of rows. Each entry of a higher level is the sum of `FAN_OUT` entries of the
+            level below; the last level has at most `TOP` entries. Rows that are not filled have priority 0, as have
+            padding entries at the end of a level.
+        largest: `[members]`, each member's largest priority so far, which new rows get.
     """
 
     def __init__(self, members: int, capacity: int, alpha: float, device: torch.device) -> None:
@@ -106,9 +106,10 @@ class Priorities:
 
         Args:
             slots: `[P]` int64, the P members, by their places in the population.
-            index: `[P, B]` int64, B rows of each member's buffer. If a row occurs several times, the largest size of
-                its errors counts.
-            errors: `[P, B]`, the rows' errors, of either sign. A NaN leaves the row's priority as it was.
+            index: `[P, B]` int64, B rows of each member's buffer. If a row occurs several times, the error with the
+                largest absolute value counts.
+            errors: `[P, B]`, the rows' errors, positive or negative. If an error is NaN, the row's priority does not
+                change.
         """
         if build.serve(self.largest):
             native.update(self.levels, slots, index, errors, self.alpha, LEAST, MOST, self.largest)
@@ -133,7 +134,8 @@ class Priorities:
     def forget(self, slots: Tensor) -> None:
         """Reset the priority of every filled row to 1, its initial value, for the members in `slots` `[n]`.
 
-        This is for new members that cannot `inherit`, because their parent sampled another buffer or they have none.
+        This is for new members that cannot get priorities by the method `inherit`: their parent sampled another buffer,
+        or they have no parent.
         """
         self.levels[0].index_copy_(0, slots, self.levels[0].index_select(0, slots).sign())
         self.largest.index_fill_(0, slots, 1.0)

@@ -122,8 +122,8 @@ class RowLayout:
         Args:
             obs, next_obs: `[n, O]`, the observations before and after, O numbers each.
             action: `[n]`, or `[n, A]` for continuous actions of A numbers.
-            reward: `[n]`, the rewards. If transitions span several steps and `taken` is given, `[n, steps]`, 0 after
-                the last step.
+            reward: `[n]`, the rewards. `[n, steps]` if transitions may span several steps and `taken` is given: the
+                reward of each step, and 0 after a transition's last step.
             terminated: `[n]`, whether the episode reached an end state.
             next_legal, legal: `[n, A]` bool, which of the A actions are legal after and before the transition; None if
                 all are.
@@ -295,9 +295,9 @@ class Replay:
 
     Attributes:
         frames: the storage of the images' columns, as bytes; None without images.
-        rows: `[M, capacity, size]`, the transitions without the columns that `frames` stores.
+        rows: `[M, capacity, width]`, the transitions without the columns that `frames` stores.
         position: `[M]` int64 on the host, the index at which the next row of each buffer is written.
-        size: `[M]` int64 on the host, the number of rows in each buffer.
+        size: `[M]` int64 on the host, the number of rows that each buffer holds.
     """
 
     def __init__(
@@ -330,14 +330,14 @@ class Replay:
         return self.rows.view(-1, self.rows.shape[2])
 
     def add(self, rows: np.ndarray, keep: np.ndarray, each: int | None = None) -> None:
-        """Append n transitions to each of the M buffers, `[M, n, size]` packed rows; a full buffer overwrites its
-        oldest rows.
+        """Append n transitions to each of the M buffers. A full buffer overwrites its oldest rows.
 
         Args:
-            rows: n packed transitions for each buffer.
+            rows: `[M, n, layout.size]`, n packed transitions for each buffer.
             keep: `[M, n]` bool. Transitions where it is False are left out, and so are transitions that are not finite.
             each: the number of neighbouring transitions, along the axis n, that come from one environment, in order of
-                time. The default is `layout.steps`, as in the result of `NStep.add`. Only buffers with images use it.
+                time. The default is the number of steps of a transition, as in the result of `NStep.add`. Only buffers
+                with images use it.
         """
         if build.serve(self.rows) and self.frames is None:
             self._admit(native.store(self.rows, rows, keep, self.position, self.size))
@@ -430,7 +430,7 @@ class Replay:
         """Draw B transitions for each of P members, each with a probability proportional to its priority.
 
         Args:
-            slots: `[P]` int64 on the device, the members.
+            slots: `[P]` int64 on the device, the members' slots (places in the population).
             first: `[P]`, the index of the first row of each member's buffer, as the method `first` returns it.
             size: `[P]`, the number of rows in each member's buffer (N).
             u: `[P, B]` float64 on the device, uniform numbers in [0, 1).
@@ -438,9 +438,9 @@ class Replay:
             beta: `[]`, the exponent β of importance sampling.
 
         Returns:
-            The transitions `[P, B, size]`, their row indices `[P, B]`, and `weight` times the importance weights (N ·
-            p)^−β, `[P, B]`. Here p is the probability with which a row was drawn. Importance weights are divided by the
-            member's largest.
+            The transitions `[P, B, layout.size]`, their row indices `[P, B]`, and `weight` times the importance
+            weights (N · p)^−β, `[P, B]`. Here p is the probability with which a row was drawn. Importance weights are
+            divided by the member's largest.
         """
         index, weight = self._by_priority(slots, size, u, weight, beta)
         return self._rows(index, first), index, weight
@@ -463,7 +463,7 @@ class Replay:
 
         Args:
             draw: the stream of random numbers.
-            slots: `[P]` int64 on the device, the members.
+            slots: `[P]` int64 on the device, the members' slots (places in the population).
             first: `[P]`, the index of the first row of each member's buffer, as the method `first` returns it.
             size: `[P]`, the number of rows in each member's buffer.
             weight: `[P, B]`, the weight of each place of the minibatch, 0 beyond the member's own batch size.
@@ -484,12 +484,12 @@ class Replay:
         return self.layout.unpack(self._rows(index, first), weight, gamma), index
 
     def batches(self, draw: Stream, slots: Tensor, first: Tensor, weight: Tensor, gamma: Tensor) -> native.Batches:
-        """Return the C kernels' sampler, which draws minibatches for P members from this buffer as the method `batch`
-        does.
+        """Return the C kernels' sampler for P members. It draws minibatches of B transitions from this buffer, as the
+        method `batch` does.
 
         Args:
             draw: the stream of random numbers.
-            slots: `[P]` int64 on the device, the members.
+            slots: `[P]` int64 on the device, the members' slots (places in the population).
             first: `[P]`, the index of the first row of each member's buffer, as the method `first` returns it.
             weight: `[P, B]`, the weight of each of the B places of the minibatch, 0 beyond the member's own batch size.
             gamma: `[P]`, the discounts.

@@ -38,10 +38,10 @@ class StepLayout:
 
     @property
     def log_prob(self) -> int:
-        """The index in a row of the log-probability of the action.
+        """The index of the column that holds the action's log-probability.
 
-        The next five columns hold the value, begins (1 at the first step of an episode), the advantage, the target of
-        the value, and valid (0 if the step must not be learned from).
+        The next five columns are, in this order: the value; `begins`, 1 at the first step of an episode; the advantage;
+        the target of the value; and `valid`, 0 if the step must not be learned from.
         """
         return self.spaces.observations + self.spaces.action_size
 
@@ -169,7 +169,7 @@ class Rollout:
 
         Args:
             ticks: the number of ticks.
-            next_value: `[P, T · E]`, the values of the states that `following` returns.
+            next_value: `[P, T · E]`, the values of the states that the method `following` returns.
             gamma: `[P]`, the discounts γ.
             lam: `[P]`, λ of GAE.
         """

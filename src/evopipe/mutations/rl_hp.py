@@ -38,11 +38,11 @@ def mutate(cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.G
 
 
 def scaled(old: float, evolve: Evolve, up: bool, whole: bool) -> float:
-    """Return the value `old` multiplied by `evolve.grow` (if `up`) or `evolve.shrink`, and clipped to the range from
-    `evolve.min` to `evolve.max`.
+    """Return the value `old` multiplied by `evolve.grow` if `up`, else by `evolve.shrink`.
 
-    If `whole`, the value is a whole number and moves by at least 1. If `old` is outside the range and clipping would
-    move it in the opposite direction (down although `up`, or up otherwise), it is returned unchanged.
+    The result is clipped to the range from `evolve.min` to `evolve.max`. If `whole`, the value is a whole number and
+    moves by at least 1. If clipping would lower a value that is to grow, or raise a value that is to shrink, `old` is
+    returned unchanged. This happens only if `old` is outside the range.
     """
     new, low, high = old * (evolve.grow if up else evolve.shrink), evolve.min, evolve.max
     if whole:

@@ -63,7 +63,7 @@ def gumbels(draw: Stream, n: int) -> Tensor:
 
 @cache
 def alone(observations: int, actions: int) -> Places:
-    """Return the `Places` (the description of a team) of a single agent with this many observations and actions."""
+    """Describe a single agent to the C kernels, as a team of one, with these widths of its observation and action."""
     return Places((observations,), (actions,))
 
 
@@ -152,8 +152,10 @@ def sac_job(
         batch: a minibatch, from which the width of an observation is read.
         discrete: whether actions are discrete.
         learns_alpha: whether the temperature is learned.
-        target_entropy: a float or a tensor `[P]`, the policy entropy towards which the temperature is adjusted.
-        by_legal: whether `target_entropy` is a fraction of the logarithm of the number of legal actions.
+        target_entropy: a float or a tensor `[P]`, the policy entropy towards which the temperature is adjusted, see
+            `by_legal`.
+        by_legal: if True, `target_entropy` is a fraction of the logarithm of the number of legal actions; if False, it
+            is the entropy itself.
     """
     held = log_alpha, log_alpha_adam = state.log_alpha, state.log_alpha_adam
     rates: dict[str, Row] = {name: hp[name] for name in _RATES}

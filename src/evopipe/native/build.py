@@ -53,8 +53,11 @@ def chosen() -> Any:
 
 
 def kernels() -> Any:
-    """Return the library of C kernels that `use` selected. If none is selected, an assertion fails; `chosen` returns
-    None instead."""
+    """Return the library of C kernels that the function `use` selected.
+
+    A library must be selected, else an assertion fails. The function `chosen` does the same, but returns None if no
+    library is selected.
+    """
     assert _chosen is not None
     return _chosen
 
@@ -74,9 +77,10 @@ def serve(*tensors: Tensor) -> bool:
 
 
 def serve_wholly(*tensors: Tensor) -> bool:
-    """Return whether kernels may compute a whole update of these tensors.
+    """Return whether the C kernels may compute a whole update of these tensors.
 
-    The kernels may do so if `serve` is True for these tensors, and no `by_operators` block is open.
+    They may do so if the function `serve` returns True for these tensors, and the call is not inside a `with` block of
+    `by_operators`.
     """
     return _wholly and serve(*tensors)
 
@@ -143,11 +147,11 @@ def load(target: str = "native") -> Any:
     """Return the kernels as a library, compiled by the first compiler that works: the one in `CC`, cc, gcc or clang.
 
     A library that was compiled before is loaded from the cache. `target` is the instruction set: `native` for all that
-    this processor has, or `portable`; see `TARGETS`. If no compiler works, the kernels that the wheel brought are
-    loaded, if there are any. Errors of compilers that fail are printed to stderr, once.
+    this processor has, or `portable`; see `TARGETS`. If no compiler works, the compiled kernels in evopipe's wheel are
+    loaded, if it has some. Errors of compilers that fail are printed to stderr, once.
 
     Raises:
-        NoKernels: there is no compiler, none works, or this processor lacks the instructions.
+        NoKernels: no compiler works, and the wheel has no kernels; or this processor lacks the instructions.
     """
     if target == "portable" and not _has_instructions():
         raise NoKernels("this processor has no AVX2, for which the portable kernels are made")

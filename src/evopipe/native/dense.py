@@ -98,7 +98,9 @@ def plan_of(net: Net, inputs: int, lstm: bool = False) -> LayerPlan | None:
     structure: Any = getattr(net.structure, "inner", net.structure)
     if not build.serve(net.values) or net.values.dtype != torch.float32 or net.values.stride(1) != 1:
         return None
-    if getattr(structure, "residual", True) or structure.layout.stem or (structure.recurrent and not lstm):
+    if getattr(structure, "residual", True) or structure.layout.stem or structure.widths.renorm:
+        return None
+    if structure.recurrent and not lstm:
         return None
     first = structure.recurrent
     key = first, structure.layout.hidden[first - 1].out if first else inputs

@@ -34,8 +34,8 @@ class Compiled:
         actions: the number of discrete actions, or of the values in a continuous action.
         continuous: whether actions are continuous.
         low, high: the bounds of each value in a continuous action; empty for discrete actions.
-        max_steps: the time limit of an episode; None for none.
-        threshold: the return at which the environment counts as solved; None for none.
+        max_steps: the time limit of an episode; None for no limit.
+        threshold: the return at which the environment counts as solved; None if no return does.
         settings: the default values of the settings that `env.kwargs` may change, by name.
         step_draws: the number of random numbers that one step draws.
         place: the C function that sets a state from the numbers in the attribute `state` or `s` of the same environment

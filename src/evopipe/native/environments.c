@@ -5,6 +5,11 @@
 #include "environments/cartpole.c"
 #include "environments/cliff_walking.c"
 #include "environments/frozen_lake.c"
+#include "environments/minatar_asterix.c"
+#include "environments/minatar_breakout.c"
+#include "environments/minatar_freeway.c"
+#include "environments/minatar_seaquest.c"
+#include "environments/minatar_space_invaders.c"
 #include "environments/mountain_car.c"
 #include "environments/pendulum.c"
 #include "environments/taxi.c"
@@ -12,8 +17,11 @@
 enum { MOST_DRAWS = 64 };
 
 static const environment *const offered[] = {
-    &acrobot_v1,      &cartpole_v0,     &cartpole_v1,                &cliff_walking_v1, &cliff_walking_slippery_v1,
-    &frozen_lake_v1,  &frozen_lake8x8_v1, &mountain_car_v0, &mountain_car_continuous_v0, &pendulum_v1, &taxi_v4,
+    &acrobot_v1,     &cartpole_v0,       &cartpole_v1,       &cliff_walking_v1,           &cliff_walking_slippery_v1,
+    &frozen_lake_v1, &frozen_lake8x8_v1, &mountain_car_v0,   &mountain_car_continuous_v0, &pendulum_v1,
+    &taxi_v4,        &asterix_v0,        &asterix_v1,        &breakout_v0,                &breakout_v1,
+    &freeway_v0,     &freeway_v1,        &seaquest_v0,       &seaquest_v1,                &space_invaders_v0,
+    &space_invaders_v1,
 };
 
 const environment *environment_at(int place) {

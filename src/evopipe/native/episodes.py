@@ -75,7 +75,7 @@ def by_policy(
         state: the algorithm's state (its networks), with one row for each playing member.
         places: `[members]` int64, the indices of the playing members among the `P` members in `of`.
         memory: `[members, W, M]`, the M recurrent state values in each member's W environments; changed in place.
-        of: the evaluation.
+        of: the evaluation: its environments, its episodes, and the results so far.
         shown: the normalisation of observations; None for none.
     """
     found = policy.described(cfg, state, None)
@@ -98,7 +98,7 @@ def by_choice(
         actions: the number of discrete actions, or the width of a continuous action.
         observations: the width of an observation.
         places: `[members]` int64, the indices of the playing members among the `P` members in `of`.
-        of: the evaluation.
+        of: the evaluation: its environments, its episodes, and the results so far.
         shown: the normalisation of observations; None for none.
     """
     if build.chosen() is None:

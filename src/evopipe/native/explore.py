@@ -26,7 +26,7 @@ def best_or_random(q: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> T
 
 
 def clipped_or_random(action: Tensor, epsilon: Tensor, draw: Stream) -> Tensor | None:
-    """Clip continuous actions to [−1, 1], or with probability ε replace them by uniform draws, by the C kernels.
+    """Clip continuous actions to [−1, 1] with the C kernels; with probability ε, replace each by a uniform draw.
 
     The result has the shape of `action`. It is None if the kernels cannot be used; the caller then uses torch, by
     `ops.policy.or_random`.

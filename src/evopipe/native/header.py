@@ -83,9 +83,10 @@ class Struct:
         return self.pack(*map(values.get, self.fields, self._nothing))
 
     def changed(self, packed: bytes, **values: Any) -> bytes:
-        """Return the bytes `packed` of a struct with new values for the fields that are named.
+        """Return a copy of a packed struct in which the fields named in `values` have new values.
 
-        The other fields keep their values. `packed` is what the method `packed` returned.
+        The other fields keep their values. The argument `packed` holds the bytes of the struct, as a call of the method
+        `packed` returned them.
         """
         named = dict(zip(self.fields, self._packer.unpack(packed), strict=True))
         assert values.keys() <= named.keys()
@@ -109,5 +110,5 @@ def _letter(ffi: Any, kind: Any) -> str:
 
 @cache
 def of(name: str) -> Struct:
-    """Return the packer of the struct with this name in the headers."""
+    """Return the `Struct` for the C struct `name` of the headers, which packs values into the bytes of such structs."""
     return Struct(name)

@@ -29,12 +29,12 @@ def serve(net: Net, *tensors: Tensor) -> bool:
 
 
 def owned(structure: Any) -> Tensor:
-    """Return, for the C kernels, which parts of a structure's R rows hold parameters and not padding: a flat tensor
-    `[n]` int32.
+    """Return which parts of a structure's R rows hold parameters; the other parts are padding.
 
-    The tensor lists the spans of every row, one row after the other, behind R + 1 entries. A span is a pair (first,
-    end) of indices within the row, in whole cache lines. Entry r says at which entry of the tensor the spans of row r
-    begin; entry R is n. Two rows with one span each give [3, 5, 7, first₀, end₀, first₁, end₁].
+    A part is a span: a pair (first, end) of indices within the row, in whole cache lines. The result is a flat tensor
+    `[n]` int32 for the C kernels. It begins with R + 1 entries: entry r is the index, in this tensor, at which the
+    spans of row r begin, and entry R is n. The spans of all rows follow, one row after the other. Two rows with one
+    span each give [3, 5, 7, first₀, end₀, first₁, end₁].
     """
     inner: Any = getattr(structure, "inner", structure)
     copies = structure.copies

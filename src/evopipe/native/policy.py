@@ -62,7 +62,7 @@ class Policy(NamedTuple):
         pointer: a pointer to the struct.
         members: the number of members.
         agents: the number of agents of a team; 1 for a single agent.
-        memory: the number of recurrent state values of a member.
+        memory: the number of values in the recurrent state of one observation; 0 if no network is recurrent.
         held: the tensors that the struct points to, which must be kept alive.
     """
 
@@ -213,10 +213,11 @@ def act(
 
     Args:
         cfg, state: the algorithm's configuration, equal for all members, and the members' state.
-        obs: `[P, E, O]`, the observations of P members with E environments each.
-        legal: `[P, E, A]` bool, the legal actions; None if all are.
-        memory: `[P, E, M]`, the recurrent state before the step.
-        draw: the stream of random numbers.
+        obs: `[P, E, O]`, E observations of each of P members: one per environment or, for a team, per environment and
+            agent.
+        legal: `[P, E, A]` bool, which of the A actions are legal; None if all are.
+        memory: `[P, E, M]`, the recurrent state (M numbers) before the step.
+        draw: the stream of random numbers; None for the most likely actions.
         team: the agents of a team; None for a single agent.
     """
     policy = described(cfg, state, team)
@@ -240,8 +241,8 @@ def value(
         obs: `[P, B, O]`, B observations of P members.
         memory: `[P, B, M]`, the recurrent state before each observation.
         team: the agents of a team; None for a single agent.
-        next_alive: `[P, B]`, for the value targets of a team: each agent's status after the step, see `evopipe.types`.
-            None otherwise.
+        next_alive: `[P, B]`, each agent's status after the step, see `GONE`, `ACTS` and `CUT` in `evopipe.types`. It
+            is given if a team's values are to be value targets; else None.
     """
     policy = described(cfg, state, team)
     if policy is None or not readable(policy, obs, memory):
@@ -259,8 +260,9 @@ def greedy(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None, team: Places
 
     Args:
         cfg, state: the algorithm's configuration, equal for all members, and the members' state.
-        obs: `[P, E, O]`, the observations of P members with E environments each.
-        legal: `[P, E, A]` bool, the legal actions; None if all are.
+        obs: `[P, E, O]`, E observations of each of P members: one per environment or, for a team, per environment and
+            agent.
+        legal: `[P, E, A]` bool, which of the A actions are legal; None if all are.
         team: the agents of a team; None for a single agent.
     """
     policy = described(cfg, state, team)
@@ -279,8 +281,11 @@ def _actions(cfg: Any, obs: Tensor) -> Tensor:
 
 
 def readable(policy: Policy, obs: Tensor, memory: Tensor) -> bool:
-    """Return whether the kernels can compute a policy from observations `[P, B, O]` and recurrent states (`memory` `[P,
-    B, M]`) of P members."""
+    """Return whether the kernels can run a policy on these observations `[P, B, O]` and recurrent states `[P, B, M]`
+    (`memory`), for P members.
+
+    They cannot if the observations are empty or not float32, or if the shapes do not fit the policy.
+    """
     if obs.dtype != torch.float32 or not obs.numel() or memory.shape[-1] != policy.memory:
         return False
     return bool(len(obs) == policy.members and obs.shape[1] % policy.agents == 0)

@@ -43,8 +43,9 @@ class Batches:
         rows: `[n, size]`, the rows (transitions) of all replay buffers, one buffer after the other.
         levels: the sum trees of priorities; empty for uniform sampling.
         draw: the stream of random numbers.
-        given: five tensors: the members' random keys `[P]`, their slots (places in the population) `[P]`, the first
-            rows of their buffers `[P]`, the weights `[P, B]` of the minibatch's places, and the discounts γ `[P]`.
+        given: five tensors: the members' random keys `[P]`, their slots (places in the population) `[P]`, the indices
+            of the first rows of their buffers `[P]`, the weights `[P, B]` by which the losses of the B places of a
+            minibatch are multiplied (0 beyond a member's own batch size), and the members' discount factors γ `[P]`.
     """
 
     def __init__(self, layout: Any, rows: Tensor, levels: Sequence[Tensor], draw: Stream, *given: Tensor) -> None:
@@ -106,7 +107,7 @@ class Batches:
         `Replay.batch`.
 
         Args:
-            step: `[1]`, the counter of the draw.
+            step: `[1]`, the number of the step, on which the random numbers depend, see `Stream`.
             size: `[P]` int64, the number of rows in each member's buffer.
             beta: `[]`, the exponent of importance sampling.
         """
@@ -120,10 +121,10 @@ class Priority(NamedTuple):
     """The priorities of all members for the C kernels, see `memory.priorities`.
 
     Attributes:
-        levels: the levels of the members' sum trees, from the priorities of single rows upwards.
-        largest: `[members]`, each member's largest priority so far.
-        alpha: the power α to which errors are raised.
-        least: a number that is added to an error's size before it is raised.
+        levels: the levels of all members' sum trees, from the priorities of single rows upwards.
+        largest: `[members]`, the largest priority so far of every member of the population.
+        alpha: the exponent α. The priority of a row with the error δ is (|δ| + `least`)^α, but at most `most`.
+        least: the number that is added to |δ|.
         most: the largest possible priority.
     """
 
@@ -153,9 +154,9 @@ class Priority(NamedTuple):
 
 
 def store(to: Tensor, rows: np.ndarray, keep: np.ndarray, position: np.ndarray, filled: np.ndarray) -> Tensor:
-    """Append rows to ring buffers by the C kernels, as `Replay.add` does; return the places of the appended rows.
+    """Append rows to ring buffers, as `Replay.add` does, but by the C kernels. Return the places of the appended rows.
 
-    The place of row i in buffer m is the number m · capacity + i, int64.
+    A place is a number, int64: that of row i in buffer m is m · capacity + i.
 
     Args:
         to: the M buffers, `[M, capacity, size]`; written in place.
@@ -177,7 +178,7 @@ def add_up(levels: Sequence[Tensor], slots: Tensor, index: Tensor) -> None:
     """Recompute all sums in the trees of priorities that depend on some rows, by the C kernels.
 
     Args:
-        levels: the levels of the members' sum trees, from the priorities of single rows upwards; changed in place.
+        levels: the levels of all members' sum trees, from the priorities of single rows upwards; changed in place.
         slots, index: `[n]` each: the priority of row `index[i]` of the member in slot `slots[i]` has changed.
     """
     slots, index = slots.contiguous(), index.contiguous()
@@ -187,7 +188,7 @@ def add_up(levels: Sequence[Tensor], slots: Tensor, index: Tensor) -> None:
 def add_up_all(levels: Sequence[Tensor]) -> None:
     """Recompute all sums in the trees of priorities of all members, in place, by the C kernels.
 
-    `levels` are the levels of the members' sum trees, from the priorities of single rows upwards.
+    `levels` are the levels of all members' sum trees, from the priorities of single rows upwards.
     """
     _of_tree("tree_add_up_all", _Tree(levels), members=len(levels[0]))
 
@@ -198,7 +199,7 @@ def draw(levels: Sequence[Tensor], slots: Tensor, u: Tensor) -> tuple[Tensor, Te
     Return the row indices and their probabilities, `[P, B]` each: B rows for each of P members.
 
     Args:
-        levels: the levels of the members' sum trees, from the priorities of single rows upwards.
+        levels: the levels of all members' sum trees, from the priorities of single rows upwards.
         slots: `[P]` int64, the members' slots (places in the population).
         u: `[P, B]` float64, uniform numbers in [0, 1), one for each row to draw.
     """
@@ -236,14 +237,14 @@ def update(
     """Set the priorities of rows from their errors, by the C kernels; see `Priorities.update`.
 
     Args:
-        levels: the levels of the members' sum trees, from the priorities of single rows upwards; changed in place.
+        levels: the levels of all members' sum trees, from the priorities of single rows upwards; changed in place.
         slots: `[P]` int64, the members' slots (places in the population).
-        index: `[P, B]` int64, the indices of B rows for each member.
+        index: `[P, B]` int64, the indices of B rows for each of these P members.
         errors: `[P, B]`, the errors of these rows.
         alpha: the power to which an error's size plus `least` is raised.
         least: a number that is added to the size of every error.
         most: the largest possible priority.
-        largest: `[members]`, each member's largest priority so far, raised in place.
+        largest: `[members]`, the largest priority so far of every member of the population, raised in place.
     """
     slots, index, errors = slots.contiguous(), index.contiguous(), errors.float().contiguous()
     (members, n), fresh = index.shape, torch.empty(index.shape[1] + 16)

@@ -38,9 +38,10 @@ class Ticks(NamedTuple):
         remembered: `[P, E, M]`, the recurrent state before the first tick, and afterwards that after the last.
         returns: four tensors; None if they are not needed. The first, `[R]`, has the returns of running episodes. The
             others have one entry for each slot (place in the population): the sum of the returns of ended episodes, the
-            number of ended episodes, and the number of broken steps (with a number that is not finite).
-        broken: `[P]` int64, each member's count of broken steps; None if no step can be broken.
-        normalise: the normalisation of observations and rewards; None for none.
+            number of ended episodes, and the number of steps in broken episodes. An episode is broken if a step gave a
+            number that is not finite.
+        broken: `[P]` int64, for each member the number of steps that broke an episode; None if no step can do so.
+        normalise: the normalisation of observations and rewards; None if nothing is normalised.
     """
 
     pool: bytes
@@ -102,7 +103,8 @@ def estimate(
     Args:
         rows: `[P, T, E, …]`, the steps of P members in E environments over T ticks, see `memory.rollout`.
         after: `[P, T, E, …]`, the results of the steps: next observations, rewards and ends of episodes.
-        known: the index of the log-probability in a row, see `StepLayout.log_prob`; values and advantages follow it.
+        known: the index of the log-probability in a row. The value, the advantage and other numbers come after it, see
+            `StepLayout.log_prob`.
         observations: `O`, the width of an observation.
         next_value: `[P, T · E]`, the values of the states after each step.
         gamma: `[P]`, the discounts.

@@ -33,12 +33,12 @@ class Normalising(NamedTuple):
 
     Attributes:
         seen: the statistics of observations; None if observations are not normalised.
-        paid: the statistics of discounted returns, one column, by which rewards are scaled; None if rewards are not
+        paid: the statistics of discounted returns, in one column. Rewards are scaled by them. None if rewards are not
             normalised.
-        columns: `[N]` int64, the indices of the normalised columns of an observation; None if observations are not
+        columns: `[N]` int64, the indices of the N normalised columns of an observation; None if observations are not
             normalised.
         limit: `[P]` float32, the largest size to which a normalised number is clipped.
-        healthy: `[P]` bool, the members whose statistics change.
+        healthy: `[P]` bool, True for the members whose statistics change.
         returns: `[slots, E]` float64, the discounted return of the running episode in each of the E environments of
             every slot.
         gamma: `[P]` float32, the discounts.

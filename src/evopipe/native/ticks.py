@@ -47,7 +47,7 @@ class Chooser:
     number of the environment step, and `epsilon` the probability of a random action.
 
     Args:
-        choice: the way to choose.
+        choice: the network, and how actions are chosen from its outputs.
         actions: `A`, the width of an action or the number of actions.
         observations: `O`, the width of an observation.
         envs: the number of environments of each member.
@@ -78,18 +78,24 @@ class Chooser:
         """Return whether the C kernels can choose actions by the network of `choice`.
 
         Args:
-            choice: the way to choose, which has a network.
+            choice: the network, and how actions are chosen from its outputs.
             observations: the width of an observation.
             keys: `[P]`, the members' random keys.
         """
         return build.chosen() is not None and update.network(choice.net, None, observations, len(keys)) is not None
 
     def __call__(self, obs: int, legal: int, actions: int, tick: int, epsilon: float) -> None:
-        """Choose at a tick, with probability `epsilon` at random, from rows of observations and of legal actions to
-        rows of actions, given by their addresses.
+        """Choose the actions of one tick (environment step), and write them.
+
+        Args:
+            obs: the memory address of the observations.
+            legal: the memory address of the legal actions.
+            actions: the memory address at which the actions are written.
+            tick: the number of the tick.
+            epsilon: the probability of a random action.
 
         Raises:
-            MemoryError: there is none for it.
+            MemoryError: there is not enough memory.
         """
         build.done(build.kernels().tick_choose(self._pointer, self._call(obs, legal, actions, tick, epsilon)))
 

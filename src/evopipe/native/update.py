@@ -58,8 +58,9 @@ class Job(NamedTuple):
     """A packed C struct that describes the updates of some learners.
 
     Attributes:
-        place: the memory address of the critic's parameters, by which `known` notices that they were moved.
-        given: the learners and arguments from which the struct was made, see `known`.
+        place: the memory address of the critic's parameters. If they have moved, the struct is made anew.
+        given: the learners and arguments from which the struct was made. With other ones, it is made anew (see the
+            function `known`).
         pointer: a pointer to the struct.
         held: the tensors that the struct points to, which must be kept alive.
     """
@@ -75,9 +76,9 @@ class Recipe(NamedTuple):
     numbers.
 
     Attributes:
-        name: the kernel's name.
-        of: the learners (networks and optimisers).
-        job: the C struct for the learners.
+        name: the name of the C function, such as `ddpg_update`.
+        of: the members' networks and optimisers, which change in place.
+        job: the C struct that holds the addresses of their arrays.
         noise: the number of normal random numbers that each transition of a minibatch needs to draw the next action.
         scale: `[P]`, each member's standard deviation of these random numbers; None if it is 1.
         own_noise: whether as many random numbers are drawn again, for the actions in the actor's own update.
@@ -123,9 +124,9 @@ def rows(net: Net, adam: Adam | None, members: int) -> dict[str, Any]:
     """Return the fields of a C struct that say where a network's parameters and its Adam moments are in memory.
 
     Args:
-        net: the network.
+        net: the network; its parameters are flat rows.
         adam: its Adam moments; None for a network that does not learn.
-        members: the number of members, among which the network's rows are divided.
+        members: the number of members. Each has the same number of rows, for example one for each critic.
     """
     moments = {} if adam is None else {
         "mean": at(adam.mean), "square": at(adam.square), "steps": at(adam.steps),
@@ -160,18 +161,18 @@ def make(
 ) -> Job | None:  # fmt: skip
     """Return a job (a C struct that describes updates) for some learners; None if the kernels cannot do the update.
 
-    The job is cached, and `known` finds it again. Only a job that points to copies of tensors is not cached, because
-    the copies would become stale.
+    The job is cached, and `known` finds it again. If tensors in `rates` had to be copied, the job is not cached,
+    because the copies would become stale.
 
     Args:
         name: the name of the struct in `kernels.h`.
         of: the learners (networks and optimisers).
-        given: the arguments by which `known` finds the job again.
+        given: the arguments with which the job is made. `known` finds the job if it is called with the same ones.
         members: P, the number of members.
         inputs: the width of each network's input, by the network's name in `Learners`.
-        rates: floats or tensors `[P]` by name, each a field of the C struct `learners` or of the job's struct.
-        held: tensors that must be kept alive with the job.
-        more: other fields of the struct.
+        rates: floats or tensors `[P]`, by the name of a field of the C struct `learners` or of the job's struct.
+        held: tensors that must be kept alive as long as the job.
+        more: the other fields of the job's struct, by name.
     """
     nets: dict[str, bytes] = {}
     for each in ("critic", "critic_target", "actor", "actor_target", "noise", "noise_target"):
@@ -211,9 +212,9 @@ def learn(
     numbers are finite).
 
     Args:
-        name: the kernel's name.
-        of: the learners (networks and optimisers).
-        job: the C struct for the learners.
+        name: the name of the C function, such as `ddpg_update`.
+        of: the members' networks and optimisers, which change in place.
+        job: the C struct that holds the addresses of their arrays.
         batch: the minibatch.
         healthy: `[P]` bool, the members that learn.
         noise, own_noise: `[P, n]`, the random numbers for next actions and for the actor's own actions; None if the

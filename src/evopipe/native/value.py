@@ -19,17 +19,19 @@ def value_recipe(
     of: Learners, rates: Mapping[str, Row], batch: Batch, *, double: bool, huber: bool, dueling: bool = False,
     support: Tensor | None = None,
 ) -> Recipe | None:  # fmt: skip
-    """Return the `Recipe` by which the C kernels update one Q-network and its target network; None if they cannot.
+    """Return the `Recipe` with which the C kernels update one Q-network and its target network.
+
+    The result is None if the kernels cannot make this update.
 
     The noise on a noisy network's weights is drawn from part 1 of the update's stream of random numbers (see
     `Stream.part`), and that on the target network's from part 2.
 
     Args:
         of: the learners (networks and optimisers).
-        rates: floats, or tensors `[P]` for P members, by name. `lr_critic` is the learning rate and `grad_clip` the
-            limit of gradient norms. With `tau`, the target network moves towards the online network by this weight at
-            every update; with `interval`, it is replaced by a copy every `interval` updates. `alpha` is the weight of
-            `ops.value.conservative_gap` in the loss.
+        rates: numbers by name, each a float or a tensor `[P]` for P members. `lr_critic` is the learning rate, and
+            `grad_clip` the limit of gradient norms. At every update the target network moves towards the online network
+            by the weight `tau`. If `interval` is given, it instead becomes a copy every `interval` updates. If `alpha`
+            is given, it is the weight of `ops.value.conservative_gap` in the loss.
         batch: a minibatch. Transitions of weight 0 at its end are skipped, and their errors are 0.
         double: whether the online network chooses the next action, as in double Q-learning.
         huber: whether the loss is the Huber loss instead of the squared error.

@@ -79,16 +79,17 @@ def without_spread(reward: Tensor, size: int) -> Tensor:
 
 
 def refill(empty: Tensor, full: Tensor) -> Tensor:
-    """Choose for each of G places its own item or, if the place is empty, a spare item: int64 `[P, G]`.
+    """Choose which groups of completions to learn from: int64 `[P, G]`, for G groups of each of P members.
 
-    Each of P members has G own items, one per place, and G spare items. In the result, n < G means the own item n, and
-    G + n the spare item n. The first empty place gets the first usable spare item, the second the second, and so on.
-    Once none is left, empty places keep their own items. Items are groups of completions; those with equal rewards are
-    replaced.
+    Each member has G groups, and G spare groups. A group is a prompt with its completions; if all of these have the
+    same reward, it teaches nothing, and a spare group replaces it. The first group to replace gets the first usable
+    spare group, the next one the next, and so on. If no usable spare group is left, a group stays.
+
+    In the result, a number n < G means the member's group n, and G + n means its spare group n.
 
     Args:
-        empty: `[P, G]` bool, the places to fill.
-        full: `[P, G]` bool, the usable spare items.
+        empty: `[P, G]` bool, the groups to replace.
+        full: `[P, G]` bool, the usable spare groups.
     """
     size, nth = empty.shape[1], empty.cumsum(dim=1)  # from 1
     first = (~full).to(torch.int8).argsort(dim=1, stable=True)  # those of use before all others
@@ -208,7 +209,7 @@ def entropy(logits: Tensor) -> Tensor:
 
 
 def log_ratios(log_prob: Tensor, old: Tensor, mask: Tensor, level: Level, turn: Tensor | None = None) -> Tensor:
-    """Return log π(·) / π_old(·), `[P, B, T]`, of each token, or its mean over the token's turn or sequence.
+    """Return log(π(·) / π_old(·)) for each token, `[P, B, T]`: the token's own, or the mean over its turn or sequence.
 
     The result is 0 outside the mask. The mean over a sequence is the ratio of GSPO (Zheng et al., "Group sequence
     policy optimization", 2025, eq. 7).
@@ -216,7 +217,7 @@ def log_ratios(log_prob: Tensor, old: Tensor, mask: Tensor, level: Level, turn: 
     Args:
         log_prob, old: `[P, B, T]`, log-probabilities under π and π_old: P members, B sequences, T tokens.
         mask: `[P, B, T]` bool, the tokens that count.
-        level: `token`, `turn` or `sequence`, over which the mean is taken.
+        level: `token` for no mean; `turn` or `sequence` for the mean over the tokens of a turn or of a sequence.
         turn: `[P, B, T]` int64, the number of each token's turn from 0. If it is None, the level `turn` means the same
             as `sequence`.
     """
@@ -240,6 +241,8 @@ def clipped(log_ratio: Tensor, advantage: Tensor, low: Tensor, high: Tensor, mos
     """Return the clipped surrogate loss −min(ρ A, clip(ρ, 1 − low, 1 + high) A), `[P, B, T]` (Schulman et al., 2017,
     eq. 7).
 
+    ρ is the ratio of probabilities under the present policy and under the policy that wrote the sequences.
+
     Args:
         log_ratio: `[P, B, T]`, log ρ of T tokens in B sequences of P members.
         advantage: A, `[P, B, T]`, or `[P, B, 1]` for whole sequences.
@@ -256,7 +259,8 @@ def clipped(log_ratio: Tensor, advantage: Tensor, low: Tensor, high: Tensor, mos
 def cispo(log_prob: Tensor, log_ratio: Tensor, advantage: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """Return the CISPO loss −clip(ρ, 1 − low, 1 + high) A log π, `[P, B, T]` (MiniMax, "MiniMax-M1", 2025, eq. 4).
 
-    No gradient passes through the ratio ρ, so clipping removes no token's gradient.
+    ρ is the ratio of probabilities under the present policy and under the policy that wrote the sequences. No gradient
+    passes through ρ, so clipping removes no token's gradient.
 
     Args:
         log_prob: `[P, B, T]`, log π of T tokens in B sequences of P members.

@@ -48,8 +48,9 @@ def likeliest(out: Tensor, legal: Tensor | None, continuous: bool) -> Tensor:
 
 
 def epsilon_greedy(q: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Choose the action of highest value, or with probability ε a uniformly random legal action (Sutton & Barto, 2018,
-    § 2.2).
+    """Choose the legal action of highest value; with probability ε, choose a uniformly random legal action instead.
+
+    See Sutton & Barto, 2018, § 2.2.
 
     `q` and `legal` are `[P, E, A]` (P members, E environments each), `epsilon` is `[P]`, `draw` the stream of random
     numbers. The result is int64 `[P, E]`.
@@ -70,7 +71,7 @@ def or_random_legal(action: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream
 
 
 def sampled_or_random(log_pi: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Sample actions from their log-probabilities, or with probability ε uniformly among the legal actions.
+    """Sample actions from their log-probabilities; with probability ε, draw uniformly from the legal actions instead.
 
     `log_pi` and `legal` are `[P, E, A]` (P members, E environments each), `epsilon` is `[P]`, `draw` the stream of
     random numbers. The result is int64 `[P, E]`.
@@ -130,8 +131,9 @@ def ornstein_uhlenbeck(draw: Stream, shape: tuple[int, ...], sd: float, theta: f
 def noisy(
     action: Tensor, epsilon: Tensor, draw: Stream, sd: float, kind: Noise = "gaussian", theta: float = 1.0
 ) -> Tensor:
-    """Add exploration noise to actions and clip them to [−1, 1], or with probability ε replace an action by a uniform
-    draw.
+    """Add exploration noise to actions and clip them to [−1, 1].
+
+    Each action is instead replaced by a uniform draw with probability ε.
 
     Args:
         action: `[P, E, A]`, actions of P members in E environments each.
@@ -172,8 +174,10 @@ def proximal(
     """Return each step's term of PPO's loss, and an estimate ρ − 1 − log ρ of the policy's divergence from the old
     policy.
 
-    The loss is −min(ρ Â, clip(ρ, 1 − ε, 1 + ε) Â) + c_v ½ (V − V̂)² − c_h H (Schulman et al., 2017, eq. 9). The two
-    results and all arguments that are tensors are `[P, …]` for P members; actions may have one dimension more.
+    The loss is −min(ρ Â, clip(ρ, 1 − ε, 1 + ε) Â) + c_v ½ (V − V̂)² − c_h H (Schulman et al., 2017, eq. 9). ρ is the
+    ratio of the action's probabilities under the current and the old policy, and H is the current policy's entropy. The
+    two results and all arguments that are tensors are `[P, …]` for P members. `action` may have one dimension more,
+    as continuous actions do.
 
     Args:
         chances: the current policy's action distribution, for H and the numerator of ρ.

@@ -90,18 +90,21 @@ def dormant(activity: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
     return torch.stack(idle, dim=1).sum(dim=1).double() / torch.stack(count, dim=1).sum(dim=1)
 
 
-def of_values(weight: Tensor, q: Tensor, q_minus: Tensor) -> dict[str, Tensor]:
+def of_values(weight: Tensor, q: Tensor, q_minus: Tensor | None) -> dict[str, Tensor]:
     """Return metrics `[P]` of the actions' values by name: the mean value, the largest value, and the target gap.
 
-    The target gap is the mean distance of `q` from `q_minus`.
+    The target gap is the mean distance of `q` from `q_minus`; it is left out if there is no target network.
 
     Args:
         weight: `[P, B]`, the weights of B transitions of P members.
         q: `[P, B]`, the values of the actions taken.
-        q_minus: `[P, B]`, the target network's values of these actions.
+        q_minus: `[P, B]`, the target network's values of these actions; None if there is no target network.
     """
+    own = {"losses/q_values_max": largest(weight, q)}
+    if q_minus is None:
+        return own | {"losses/q_values": mean(weight, q)}
     value, gap = means(weight, q, (q - q_minus).abs()).unbind(dim=1)
-    return {"losses/q_values": value, "losses/q_values_max": largest(weight, q), "losses/target_gap": gap}
+    return own | {"losses/q_values": value, "losses/target_gap": gap}
 
 
 def agent_names(agents: Sequence[str]) -> list[str]:

@@ -75,11 +75,12 @@ class RunParams(Schema):
         Args:
             blocks: the blocks as plain data, by the algorithm's name.
             info: pydantic's information about the validation, with the parameters that were validated before.
-            problems_of: a function (name, block, chosen) that returns mistakes which a block's schema cannot find, as
-                (key, sentence) pairs; `chosen` says whether the block is that of `train.algo`.
+            problems_of: a function (name, block, chosen) that returns the further mistakes in a block that fits its
+                schema, as (key, sentence) pairs. `chosen` is True for the block of the algorithm `train.algo`.
 
         Raises:
-            ValidationError: a block cannot be used, or the chosen one is missing in a file that must be complete.
+            ValidationError: a block cannot be used. Or the validation asks for a complete file, and the block of the
+                chosen algorithm is missing.
         """
         chosen = info.data["train"].algo if "train" in info.data else None
         parsed: dict[str, Any] = {}

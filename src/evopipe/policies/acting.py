@@ -114,7 +114,8 @@ class Policy:
             obs, mask, epsilon: observations, legal actions and the probability of exploration, as in `act`.
             memory: the recurrent state `[B, memory]` that the previous step of these episodes returned; None at the
                 beginning. To begin a new episode in a row, set the row to zeros. NumPy or torch.
-            seed: the seed of exploration, another for each step.
+            seed: the seed of the random draws of exploration. Equal seeds give equal draws, so pass another seed at
+                each step.
 
         Returns:
             The actions in the form that `act` returns, and the recurrent state after the step, float32 `[B, memory]`,

@@ -23,11 +23,13 @@ def load(
 
     Args:
         path: the folder.
-        member: the number of a trained member, as in `reports/members.json`; None if the folder is that of one policy.
+        member: which trained member of `models/trained` to load, by its number in `reports/members.json`. None if the
+            folder holds a single policy.
         trust: whether to import the module of a user-defined network (`network.module`), if the folder names one.
 
     Raises:
-        MissingInputError: there is no such folder, or its network belongs to a module that was not imported.
+        MissingInputError: there is no such folder. Or its network is user-defined, `trust` is False, and the script
+            has not imported the network's module itself.
         DataError: the folder is damaged, of a newer format, or not a policy.
         UsageError: there is no such member.
 

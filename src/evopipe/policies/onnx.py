@@ -28,7 +28,8 @@ def write(source: str | Path, folder: Path, trust: bool = False) -> list[Path]:
     Args:
         source: the folder of an exported policy.
         folder: the folder to write to, which is made if necessary; programs of the same names are replaced.
-        trust: whether modules that the policy's folder names may be imported, which runs them.
+        trust: whether to import the module of a user-defined network, if the folder names one. An import runs the
+            module's code.
 
     Returns:
         The paths of the programs.

@@ -136,7 +136,7 @@ def load(path: str | Path, member: int | None = None, trust: bool = False) -> Po
 
     Args:
         path: the folder.
-        member: the number of a trained member; None if the folder is that of one policy.
+        member: which trained member to load, by its number. None if the folder holds a single policy.
         trust: whether to import the module of a user-defined network, if the folder names one.
 
     Raises:
@@ -160,7 +160,8 @@ def described(about: Any, tensors: Mapping[str, torch.Tensor], where: Path, trus
         trust: whether to import the module of a user-defined network, if the description names one.
 
     Raises:
-        MissingInputError: the network belongs to a module that was not imported.
+        MissingInputError: the network is user-defined, `trust` is False, and the script has not imported the network's
+            module itself.
         DataError: the description is invalid or of a newer format, or the tensors do not fit it.
     """
     if not isinstance(about, dict) or about.get("format") != FORMAT:
@@ -197,7 +198,8 @@ def trained(path: str | Path, member: int | None = None, trust: bool = False) ->
         trust: whether to import the module of a user-defined network, if the folder names one.
 
     Raises:
-        MissingInputError: there is no such folder, or a network belongs to a module that was not imported.
+        MissingInputError: there is no such folder. Or a network is user-defined, `trust` is False, and the script has
+            not imported the network's module itself.
         DataError: the folder is damaged, or does not describe its members' policies.
         UsageError: there is no such member.
     """

@@ -86,12 +86,13 @@ class TeamPolicy:
              epsilon: float = 0.0, seed: int = 0) -> tuple[dict[Any, Any], Any]:  # fmt: skip
         """Return every agent's action, as `act` does, and the new recurrent state.
 
-        The state is float32 `[B, K, memory]`, for B observations (1 if they are no batch) of K agents. It is zeros for
-        an absent agent. The argument `memory` is the state that the previous step of these episodes returned; None at
-        their beginning. The other arguments are those of `act`.
+        The state is float32 `[B, K, M]`, for B observations (1 if they are no batch) of K agents, where M is the size
+        of one agent's state. It is zeros for an absent agent. Pass the state that the previous step of these episodes
+        returned as `memory`, or None at their beginning. The other arguments are those of `act`.
 
         Raises:
-            UsageError: there is no such agent, a shape does not fit, or the recurrent state has another shape.
+            UsageError: an argument names an unknown agent, a shape does not fit, or the recurrent state has another
+                shape.
         """
         rows, single, legal, before = self._situation(obs, mask, memory)
         state, draw = self._cohort.state, None
@@ -174,8 +175,8 @@ class TeamPolicy:
         raise ValueError("it is a team's")
 
     def on_rows(self) -> NoReturn:
-        """Raise UsageError, because flat rows of observations come from datasets, and every dataset is that of one
-        agent."""
+        """Raise UsageError. Flat rows of observations come from datasets, and datasets hold the transitions of a single
+        agent, not of a team."""
         raise UsageError("is a team, and datasets are of one agent")
 
     def misfit(self, env: Any) -> str | None:

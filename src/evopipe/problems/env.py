@@ -138,7 +138,8 @@ def begin(
         births: the mutation that made each member; None if there were none.
         workers: worker processes that step the environments; None steps them in this process.
         learners: the number of processes that may compute updates, including this one.
-        collect_rollouts: a function (regime, ticks) that collects each rollout in place of the regime, see `OnPolicy`.
+        collect_rollouts: a function (regime, ticks) that collects each rollout; `regime` is the training loop, see
+            `OnPolicy`. None if the training loop collects rollouts itself.
 
     Raises:
         UsageError: `collect_rollouts` is given, but the algorithm is not on-policy.
@@ -161,8 +162,8 @@ def problem_with(
         warm: the dataset, as transitions; None for no dataset.
         workers: worker processes that step the environments; None steps them in this process.
         learners: the number of processes that may compute updates, including this one.
-        collect_rollouts: a function (regime, ticks) that collects each rollout in place of the regime, the training
-            loop; None for no such function.
+        collect_rollouts: a function (regime, ticks) that collects each rollout; `regime` is the training loop, see
+            `OnPolicy`. None if the training loop collects rollouts itself.
         described: JSON data that is stored with every policy.
     """
 

@@ -67,7 +67,9 @@ def describe(spec: EnvSpec) -> dict[str, Any]:
 
 
 def settings_of(env: EnvConfig, algo: str, config: Any) -> dict[str, Any]:
-    """Return algorithm, configuration and environment as JSON data: what `describe` returns, without the spaces.
+    """Return the algorithm, its configuration and the environment as JSON data.
+
+    These are the entries that the function `describe` returns, without the spaces.
 
     The arguments are the block `env` of the parameters, the algorithm's name, and the algorithm's block of the
     parameters.

@@ -46,7 +46,7 @@ def problem_of(
         params: the parameters.
         folder: the project's folder, which has the outputs of earlier stages.
         alone: whether this process is a shard (a process with a part of the population) that has a single CPU. If so,
-            it has no learner processes.
+            it starts no processes that compute updates.
         together: a `language.together.Together`, if several processes form one shard; else None.
 
     Raises:
@@ -152,7 +152,8 @@ def held_out_of(spec: TextSpec, folder: Path, episodes: int, of: tuple[Completer
         spec: the configuration.
         folder: the project's folder.
         episodes: the number of rows that are evaluated.
-        of: what `completer_of` returned before, to save a second call; None to call it here, if there are no games.
+        of: the result of `completer_of`, if the caller has it already. If None, this function calls `completer_of`.
+            Games do not need it.
     """
     if form_of(spec.algo) == "games":
 
@@ -194,9 +195,10 @@ def make_spec(params: LanguageParams, device: torch.device | None = None) -> Tex
 
 
 def spec_of(params: LanguageParams, base: Base, device: torch.device, cfg: LanguageConfig | None = None) -> TextSpec:
-    """Return the configuration of a run of language models over a base model that was loaded before.
+    """Return the configuration of a run of language models.
 
-    `device` is the device of the tensors. `cfg`, if given, replaces the block `language` of the parameters.
+    `base` is the loaded base model, and `device` the device of the tensors. `cfg`, if given, replaces the block
+    `language` of the parameters.
     """
     return TextSpec(
         seed=params.seed,

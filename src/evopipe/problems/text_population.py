@@ -24,9 +24,8 @@ from evopipe.types import Tensor
 
 
 def begun(params: LanguageParams) -> tuple[TextSpec, list[Member], list[Mutation], str]:
-    """Return a run's configuration, its initial members, the mutation that made each, and a text for a message.
-
-    The text names the base model.
+    """Return a run's configuration, its initial members, the mutation that made each, and a text with the name of the
+    base model, for the message of the stage.
 
     With `population.start` the members continue from those of an earlier run, from an adapter in PEFT's format, or from
     an exported player of games.
@@ -38,8 +37,8 @@ def begun(params: LanguageParams) -> tuple[TextSpec, list[Member], list[Mutation
 def members_of(params: LanguageParams, spec: TextSpec) -> tuple[list[Member], list[Mutation]]:
     """Return the initial members of a run, and the mutation that made each.
 
-    If `population.start` names the members of an earlier run, an adapter, or an exported player of games, the members
-    continue from these.
+    `population.start` may name a folder: the members of an earlier run, an adapter, an exported language model or an
+    exported player of games. The members then continue from this folder's weights.
 
     Raises:
         MissingInputError: the files of `population.start` are missing.

@@ -42,8 +42,8 @@ def names_of(members: int) -> list[str]:
 def score_of(params: AnyParams, place: int, returns: np.ndarray, lengths: np.ndarray) -> dict[str, Any]:
     """Return summary statistics of one member's episodes, from their returns `[n]` and lengths `[n]`.
 
-    The statistics include a bootstrap interval: `params` has its number of resamples and the seed, and `place`, the
-    member's index, selects the random draws.
+    The statistics include a bootstrap interval. Its number of resamples is `evaluate.bootstrap` in `params`. Its random
+    draws follow from the run's seed and from `place`, the member's index.
     """
     chance = rng.host(rng.run_key(params.seed), Purpose.BOOTSTRAP, place)
     return summary(returns, lengths, params.evaluate.bootstrap, chance)

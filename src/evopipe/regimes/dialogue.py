@@ -108,7 +108,7 @@ class Completer:
             written: R completions of each of P members.
             index: the completions' prompts, as row numbers of the dataset.
             group: the number of completions of each prompt.
-            judge: a function that computes the rewards, like the attribute `judge`; None for the attribute itself.
+            judge: a function that computes the rewards; None for the function in the attribute `judge`.
         """
         told, together = written.log_prob.new_zeros(len(written.ids), written.ids.shape[1] + 1), self.spec.base.together
         if together.leads:
@@ -170,12 +170,13 @@ class Dialogue:
         clock: the run's clock, which counts ticks.
         corpus: the dataset, as tokens.
         judge: a function that computes the rewards of completions, see `Completer`.
-        truth: a function like `judge` that computes a second score, which is only reported; None for none.
+        truth: a function like `judge` that computes a second score, which is only reported. None if there is no such
+            score.
         most: the reward of a completely right completion. The share of completions with this reward is reported as
-            `accuracy`; with None it is not.
+            `accuracy`. If `most` is None, no `accuracy` is reported.
 
     Attributes:
-        threshold: None, because no return counts as solved.
+        threshold: None, because there is no score at which the task counts as solved.
         remarks: empty, because there are no warnings for the user.
     """
 
@@ -408,16 +409,17 @@ def scored_anew(spec: TextSpec, cohort: Cohort, text: Text) -> Text:
 def corrected(spec: TextSpec, cohort: Cohort, text: Text, drawn: Tensor | None, probe: Probe) -> tuple[Text, Tensor]:
     """Correct the advantages of tokens that older weights or another engine generated, by importance weights.
 
-    Return the text with each advantage multiplied by its importance weight, and the drift `[P]` of the P members: each
-    member's largest difference between a token's log-probability now and when it was generated. Of the loss, this
-    corrects the policy term only, as in TRL. The drift, and the share of importance weights that were bounded, are
-    recorded as metrics.
+    Return the text, with each advantage multiplied by its importance weight, and the drift `[P]` of the P members. A
+    token's log-probability now differs from the one with which it was generated; the drift is a member's largest such
+    difference. Only the policy term of the loss uses the advantages, so no other term is corrected, as in TRL.
+
+    Two metrics are recorded: the drift, and the share of importance weights that were bounded.
 
     Args:
         spec: the run's configuration, with the kind of correction.
         cohort: the members, which are computed as one batch.
         text: the text, with log-probabilities under the members' present weights, see `scored_anew`.
-        drawn: the log-probabilities with which the tokens were generated; they must not be None.
+        drawn: the log-probabilities with which the tokens were generated. None is not allowed here.
         probe: the recorder of metrics.
     """
     assert text.log_prob is not None
@@ -433,15 +435,15 @@ def corrected(spec: TextSpec, cohort: Cohort, text: Text, drawn: Tensor | None, 
 
 
 def learn(spec: TextSpec, clock: Clock, cohort: Cohort, text: Text, probe: Probe) -> Tensor:
-    """Make the updates of one round, in several passes (`epochs`) over the completions; return the drift `[P]` of the P
-    members.
+    """Make the updates of one round (one tick), in several passes (`epochs`) over the completions.
 
-    The drift is each member's largest difference between a token's log-probability in the first update and in `text`.
+    Return the drift `[P]` of the P members. A token has two log-probabilities: one computed in the first update, and
+    one stored in `text`. The drift is the largest difference between these over all tokens of a member.
 
     Args:
         spec: the run's configuration.
         clock: the run's clock.
-        cohort: the members, which are computed as one batch, which are updated in place.
+        cohort: the members, which are computed as one batch; they are updated in place.
         text: the completions, with advantages.
         probe: the recorder of metrics.
     """

@@ -65,10 +65,11 @@ def learn(spec: EnvSpec, cohort: Cohort, replay: Replay, tick: int, updates: int
         spec: the run's configuration.
         cohort: the members.
         replay: the replay buffers.
-        tick: the number of the present tick of the run.
+        tick: the number of the run's present tick. A tick is one step of every environment; offline, it is one step
+            of learning.
         updates: the number of updates, at least 1.
-        turn: the position, from 0, of the first update in the algorithm's period: if an actor is updated at every
-            second update only, as in TD3, the period is 2.
+        turn: the position of the first update in the algorithm's period, from 0. The period is the number of updates
+            after which their pattern repeats, such as 2 for TD3, which updates its actor at every second update.
     """
     _ready(spec, cohort, replay, tick, updates, turn, replay.filled(cohort.slots))()
     return cohort.losses
@@ -230,10 +231,10 @@ class ReplayLearning:
         return clock.generation_ticks * clock.envs * each / _learn_step(cohort)
 
     def ahead(self, probe: Probe) -> int:
-        """Return after how many more ticks metrics of some cohort (group of members computed as one batch) are due
-        again; 1 if after the next tick.
+        """Return after how many ticks from now metrics are recorded next; 1 means after the next tick.
 
-        `probe` is the recorder of metrics.
+        The first cohort (group of members computed as one batch) whose metrics are recorded counts. `probe` is the
+        recorder of metrics.
         """
         here, ticks = self._clock.here, self._clock.generation_ticks
         return min(probe.ahead(self._paced(cohort), here, ticks) for cohort in self._cohorts)
@@ -247,8 +248,10 @@ class ReplayLearning:
         """Return the updates that each cohort (group of members that train as one batch) has to make at this tick: for
         a cohort of P members, a list of 2 + P numbers.
 
-        The numbers are: how many updates are due, the position (`turn`) of the first update in the algorithm's period,
-        and the number of transitions in each member's replay buffer.
+        The first number is how many updates are due. The second is the position of the first of them in the
+        algorithm's period, from 0. (A period is the number of updates after which their pattern repeats, for example 2
+        if every second update leaves out the policy.) The other P numbers count the transitions in each member's
+        replay buffer.
         """
         tick, envs = self._clock.here, self._clock.envs
         each, period, size = self._spec.train.replay.at_once(self._clock.living), self._spec.period, self.replay.size

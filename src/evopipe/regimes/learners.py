@@ -31,7 +31,9 @@ _MOST = 16  # processes that `auto` uses at most
 
 
 def learner_count(asked: int | Literal["auto"], threads: int, environments_first: bool = False) -> int:
-    """Return the most learner processes, or threads of the C kernels, that may make updates.
+    """Return how many learner processes may make updates at most, including this process.
+
+    If the C kernels make the updates, this is the number of their threads instead.
 
     Args:
         asked: the parameter `runtime.learners`: a number, or `auto`, which depends on the cores of the machine.
@@ -39,7 +41,7 @@ def learner_count(asked: int | Literal["auto"], threads: int, environments_first
         environments_first: whether `auto` leaves half the cores to the environments, see `EnvSpec.environments_first`.
 
     Raises:
-        ParamsError: several processes were asked for, but torch has several threads, with which a process cannot fork.
+        ParamsError: several processes were asked for, but torch has several threads; then this process cannot fork.
     """
     able = can_help() and not torch.cuda.is_available()
     if asked == "auto":
@@ -176,13 +178,14 @@ class LearnerPool:
     def share_of(self, tick: int, due: Sequence[Sequence[int]]) -> Iterator[Callable[[], Any]]:
         """Let all learners make the updates that are due at a tick; yield this process's own updates.
 
-        Each yielded item is a function without arguments that makes updates in place, and that the caller must call.
-        The other learners are started before the first item, and awaited after the last.
+        Each yielded item is a function without arguments, which makes updates in place. The caller must call it. The
+        other learners are started before the first item, and awaited after the last.
 
         Args:
             tick: the number of the tick.
-            due: the work of each cohort (group of members computed as one batch), as a list of numbers for the function
-                `ready` of `LearnerPool`. The first number is 0 if there is nothing to do.
+            due: for each cohort (group of members computed as one batch) a list of numbers that says what it has to do.
+                The first number is 0 if there is nothing to do. The lists are passed to `ready`, an argument of
+                `LearnerPool`.
 
         Raises:
             ResourceError: a learner died.

@@ -147,7 +147,7 @@ class OffPolicy:
             self._fill(slots)
 
     def reopen(self, kwargs: Mapping[str, Any]) -> None:
-        """Make the environments anew with these keyword arguments; see `Taught`. The replay buffer keeps its rows."""
+        """Make the environments anew with these keyword arguments, as a curriculum asks. The replay buffer stays."""
         assert isinstance(self.world, World)
         self.whole = False
         self.world.reopen(kwargs)
@@ -236,14 +236,15 @@ class OffPolicy:
         self.whole = True
 
     def _step_tensors(self, world: TensorWorld) -> None:
-        """Take a step whose transitions never leave the device, unless something of them is not finite."""
+        """Take a step whose transitions never leave the device, unless something of them is not finite, or they have
+        images, which are kept as bytes."""
         obs, *_ = world.observed()
         assert world.pending is not None
         self.whole = False
         step = world.take(world.pending)
         layout, memories = self.replay.layout, self.replay.memories
         rows, bad = world.packed(layout, obs, world.pending, step), world.broken(step)
-        together = world.rows is None and self.replay.evenly_filled
+        together = world.rows is None and self.replay.evenly_filled and self.replay.frames is None
         if together and (bad is None or bool(rows.isfinite().all())):
             self.replay.add_all(rows.view(memories, -1, layout.size))
         else:

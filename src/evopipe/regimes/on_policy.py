@@ -131,7 +131,7 @@ class OnPolicy:
         self.returns[list(slots)] = 0.0
 
     def reopen(self, kwargs: Mapping[str, Any]) -> None:
-        """Make the environments anew with these keyword arguments; see `Taught`."""
+        """Make the environments anew with these keyword arguments, as a curriculum asks."""
         assert isinstance(self.world, World)
         self.whole = False
         self.world.reopen(kwargs)

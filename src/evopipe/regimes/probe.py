@@ -68,7 +68,7 @@ class Probe:
 
         A generation is divided into moments, such as ticks, at each of which an extra update can be made. It is made at
         equal intervals, about once in `EVERY` updates but at most `MOST` times in the generation, and always at the
-        last moment. A sparse probe leaves out whole generations.
+        last moment. If the probe is `sparse` (see the class), some generations have no extra update.
 
         Args:
             updates: the number of updates of the cohort in the generation.
@@ -78,10 +78,11 @@ class Probe:
         return self.ahead(updates, moment, moments) == 1
 
     def ahead(self, updates: float, moment: int, moments: int) -> int:
-        """Return how many moments away the next extra update of a cohort (group of members computed as one batch) is; 1
-        means that it is to be made now.
+        """Return how far away the next extra update of a cohort (group of members computed as one batch) is, counted in
+        moments; 1 means that it is to be made now.
 
-        If a sparse probe leaves out this generation, the result lies beyond the generation's end.
+        Moments are the points of a generation at which an extra update can be made, such as its ticks. If this
+        generation has no extra update, the result lies beyond the generation's end.
 
         Args:
             updates: the number of updates of the cohort in the generation.
@@ -117,14 +118,14 @@ class Probe:
         self, cohorts: Sequence[Cohort], more: Callable[[Cohort], Mapping[str, Tensor]] = lambda cohort: {},
         tally: Tally | None = None,
     ) -> None:  # fmt: skip
-        """Record the metrics of members that are known only when a generation ends.
+        """Record those metrics of the members that are known only at the end of a generation.
 
         These metrics are learning rates, the norm of the weights, and the updates per step.
 
         Args:
             cohorts: the members.
             more: a function that takes a cohort (batch) of P members, and returns further metrics by name, `[P]` each.
-            tally: counts of the episodes that ended, whose metrics are recorded too; None for none.
+            tally: counts of the episodes that ended, whose metrics are recorded too; None if no episodes are counted.
         """
         for cohort in cohorts:
             if tally is not None:
@@ -190,8 +191,9 @@ def _dormant(spec: Any, state: Any, batch: Any) -> dict[str, Tensor]:
 
 
 def gradients(seen: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-    """Return metrics `[P]` of one update of P members by name: the norm of all gradients, and whether any gradient was
-    clipped.
+    """Return two metrics of one update of P members, `[P]` each, as a dict by the metric's name.
+
+    They are the norm of all gradients, and whether any gradient was clipped.
 
     `seen` is the list that `optim.watched` recorded during the update. If it is empty, the result is an empty dict.
     """

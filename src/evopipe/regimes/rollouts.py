@@ -105,7 +105,7 @@ def learn_from_rollout(spec: EnvSpec, cohort: Cohort, rollout: Rollout, ticks: i
         spec: the run's configuration.
         cohort: the members.
         rollout: the rollout.
-        ticks: the number of ticks (environment steps) in the rollout, from its beginning, to learn from.
+        ticks: members learn from the first `ticks` ticks (environment steps) of the rollout.
         tick: the number of the present tick of the run.
     """
     ready(spec, cohort, rollout, ticks, tick)()
@@ -115,13 +115,13 @@ def learn_from_rollout(spec: EnvSpec, cohort: Cohort, rollout: Rollout, ticks: i
 def ready(spec: EnvSpec, cohort: Cohort, rollout: Rollout, ticks: int, tick: int) -> Callable[[], Any]:
     """Return a function without arguments that lets members learn from a rollout, as `learn_from_rollout` does.
 
-    The returned function updates the members and their losses in place; its own result is of no use.
+    The returned function updates the members and their losses in place. Its return value has no meaning.
 
     Args:
         spec: the run's configuration.
         cohort: the members.
         rollout: the rollout.
-        ticks: the number of ticks (environment steps) in the rollout, from its beginning, to learn from.
+        ticks: members learn from the first `ticks` ticks (environment steps) of the rollout.
         tick: the number of the present tick of the run.
     """
     factors = spec.algo.schedule(spec.algo_config, tick * spec.env.num_envs)

@@ -130,7 +130,7 @@ class TextRows:
         processes: the most learner processes that share the work. Results do not depend on their number.
 
     Attributes:
-        threshold: None, because no return counts as solved.
+        threshold: None, because there is no score at which the task counts as solved.
         remarks: empty, because there are no warnings for the user.
     """
 
@@ -221,7 +221,7 @@ def rows_for(spec: TextSpec, corpus: Corpus, index: np.ndarray, members: int, re
         corpus: the dataset, as tokens.
         index: the numbers of the rows.
         members: P; all members get the same rows.
-        references: the base model's log-probabilities, which are put into the text; None for none.
+        references: the base model's log-probabilities, which are put into the text; None if they are not needed.
     """
     text = on_device(corpus.batch(index, spec.base.pad), spec.device)
     if references is not None:
@@ -283,16 +283,16 @@ def evaluate_rows(
 def figures(
     spec: TextSpec, corpus: Corpus, cohorts: Sequence[Cohort], index: np.ndarray, references: References | None
 ) -> dict[str, np.ndarray]:
-    """Return, for each of P members, the means `[P]` over rows of a dataset of the statistics that the algorithm's
-    function `figures` computes.
+    """Return the mean of each statistic over rows of a dataset, for P members: arrays `[P]` by the statistic's name.
 
-    The result is a dict by name, and empty if the algorithm defines no `figures`.
+    The algorithm's function `figures` computes the statistics of every row. If the algorithm has no such function, the
+    result is empty.
 
     Args:
         spec: the run's configuration.
         corpus: the dataset, as tokens.
         cohorts: the members, in groups that are computed as one batch.
-        index: the numbers of the rows.
+        index: the indices of the rows in the dataset.
         references: the base model's log-probabilities; None if the algorithm does not need them.
     """
     told: dict[str, np.ndarray] = {}

@@ -116,8 +116,8 @@ def _of_transitions(spec: Any, state: Any, batch: Batch, draw: Stream, offline: 
     values = _values(algo, cfg, batch)
     if values is None:
         return {}
-    q = values(state, batch.action)
-    found = ops.of_values(weight, q, values(_as_targets(state), batch.action))
+    q, targets = values(state, batch.action), _as_targets(state)
+    found = ops.of_values(weight, q, None if targets is None else values(targets, batch.action))
     own = values(state, algo.greedy(cfg, state, batch.obs, batch.legal))
     if offline:
         found["losses/data_gap"] = ops.mean(weight, own - q)
@@ -139,12 +139,13 @@ def _values(algo: Any, cfg: Any, batch: Batch) -> _Values | None:
 
 
 def _as_targets(state: Any) -> Any:
-    """Return a state that has its target networks in the place of those that learn."""
+    """Return a state that has its target networks in the place of those that learn; None if it has none."""
     names = {each.name for each in fields(state)}
     found = {name.removesuffix("_target"): getattr(state, name) for name in names if name.endswith("_target")}
     if "target" in names:
         found["q"] = state.target
-    return replace(state, **{name: net for name, net in found.items() if name in names})
+    found = {name: net for name, net in found.items() if name in names}
+    return replace(state, **found) if found else None
 
 
 def _of_entropy(spec: Any, state: Any, batch: Batch, values: _Values, draw: Stream) -> dict[str, Tensor]:

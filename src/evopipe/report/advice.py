@@ -103,7 +103,8 @@ class Facts:
     def improved(self) -> bool:
         """Whether the best fitness after the first two generations clearly exceeds the best fitness in them.
 
-        Clearly means: by more than the standard deviation of the first two generations' fitness and 2 % of their best.
+        Clearly means by more than the larger of two amounts: the standard deviation of the fitness in the first two
+        generations, and 2 % of their best fitness.
         """
         return _rose(self.scores(self.generations[:2]), self.scores(self.generations[2:]))
 

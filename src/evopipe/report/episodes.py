@@ -164,12 +164,12 @@ class Shades:
     Attributes:
         advantage: the largest advantage on the page, without sign; 0 if there are none.
         ratio: the largest change of log-probability on the page, without sign.
-        left: an iterator that counts the tokens coloured so far. The number of coloured tokens on a page is limited.
+        coloured: a counter: `next(coloured)` is the number of tokens coloured so far, of which a page has a limit.
     """
 
     advantage: float
     ratio: float
-    left: Iterator[int]
+    coloured: Iterator[int]
 
     @classmethod
     def of(cls, episodes: Sequence[Mapping[str, Any]]) -> Shades:
@@ -195,7 +195,7 @@ class Shades:
         rest: list[str] = []
         told = zip(piece["tokens"], piece["advantage"], piece["log_prob"], _ratios(piece), strict=True)
         for text, advantage, log_prob, ratio in told:
-            if rest or next(self.left) >= _TOKENS:
+            if rest or next(self.coloured) >= _TOKENS:
                 rest.append(text)
                 continue
             classes = f"a{_level(advantage, self.advantage)} r{_level(ratio, self.ratio)}"

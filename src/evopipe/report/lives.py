@@ -20,7 +20,7 @@ class Life:
     Attributes:
         id: the member's id.
         slot: the member's place in the population.
-        parent: the id of the member that it was cloned from; None for a trial.
+        parent: the id of the member that it was cloned from; None if it began with new weights (a trial).
         since: environment steps of the population at the member's birth.
         hyper: the hyper-parameters by name.
         made: the mutation and what it changed, as text; empty if nothing changed.
@@ -28,7 +28,8 @@ class Life:
         steps: environment steps that the member has trained for, including its ancestors' steps.
         best: the best of its scores; NaN if it has none.
         keys: the (generation, slot) of each generation in which it was scored.
-        end: the reason why the member was replaced or waits, as text.
+        end: the reason why the member was replaced, or why it waits while others train, as text; empty if neither is
+            so.
     """
 
     id: int

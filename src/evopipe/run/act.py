@@ -49,7 +49,8 @@ def act(
 
 
 EVERYONE = [slice(None)]
-"""The places of a cohort of all living members, in slot order: nothing is copied to find them."""
+"""The places of a cohort of all living members, ordered by slot (place in the population). Nothing is copied to find
+them."""
 
 
 def places_of(cohorts: Sequence[Cohort]) -> list[list[int]]:
@@ -65,15 +66,15 @@ def places_of(cohorts: Sequence[Cohort]) -> list[list[int]]:
 def choosers(
     spec: EnvSpec, cohorts: Sequence[Cohort], rows: np.ndarray, places: Sequence[Sequence[int]]
 ) -> list[Chooser] | None:
-    """Return one object for each cohort, which chooses the actions of the cohort's members with exploration, by the
-    native kernels.
+    """Return for each cohort an object that chooses its members' actions, with exploration, by the native kernels.
 
-    The result is None if the kernels cannot do it, and torch has to choose the actions.
+    The result is None if the kernels cannot do this, and torch has to choose the actions.
 
     Args:
-        spec: configuration.
+        spec: the run's configuration.
         cohorts: the members, P in all, in groups whose networks are computed as one batch.
-        rows: `[P]`, the index of each member's first row of observations, in the order of slots.
+        rows: `[P]`, the index of each member's first row of observations. Members are ordered by slot (place in the
+            population).
         places: for each cohort the indices of its members in the list of all P members, ordered by slot.
     """
     choice, found = by_kernels(spec.algo, "choice"), []
@@ -133,7 +134,7 @@ def choose(
     """Choose the actions of one cohort, a group of P members whose networks are computed as one batch.
 
     The result, for E environments of each member, is `[P, E]` int64, or `[P, E, A]` float32 for continuous actions of A
-    numbers. It is on the cohort's device, for which the host does not wait.
+    numbers. It is on the cohort's device, which may still be computing when this function returns.
 
     Args:
         spec: configuration.
@@ -198,8 +199,8 @@ def gather(chosen: Sequence[Tensor], places: Sequence[Any]) -> np.ndarray:
     slots.
 
     `chosen` has the actions of each cohort (group of members computed as one batch). `places` has, for each cohort, the
-    indices of its members among all P; it is `EVERYONE` if there is one cohort with all members in order. The copies
-    from the device to the host all start before the first of them is waited for.
+    indices of its members among all P members. If one cohort has all members in order, `places` is `EVERYONE`. All
+    copies from the device to the host start before the function waits for the first.
     """
     if places is EVERYONE:
         return np.asarray(chosen[0].cpu())

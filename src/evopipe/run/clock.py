@@ -11,26 +11,27 @@ from evopipe.run.spec import Spec
 class Clock:
     """The counters of a run: ticks, generations, environment steps.
 
-    A tick is one step in every environment of the living members (those that train now); offline, a tick is one step of
-    learning from the dataset. Members that have trained equally long live together, as one group after another. `tick`
-    counts the ticks of the group that lives now, so it jumps when the next group takes its turn.
+    A tick is one step in every environment of the living members, which are the members that train now. In offline
+    training a tick is one step of learning from the dataset. Members that have trained equally long form a group, and
+    the groups live one after another. `tick` and `here` count for the group that lives now, so they jump when the next
+    group takes its turn.
 
     Attributes:
         members: the number of members.
         envs: the number of environments of each member.
-        each: ticks of a generation.
-        total: ticks of a member's whole training.
-        tick: ticks that each living member has trained for.
-        here: ticks of the living members in this generation.
+        each: the number of ticks in a generation.
+        total: the number of ticks in a member's whole training.
+        tick: the number of ticks for which each living member has trained, in all generations.
+        here: the number of ticks for which each living member has trained, in this generation.
         generation: the number of generations that are over.
         env_steps: environment steps of the population's training.
         eval_steps: environment steps of evaluations.
-        broken: the number of broken transitions: an environment returned a number that is not finite, or no legal
-            action.
+        broken: the number of broken transitions, in which an environment returned a number that is not finite, or no
+            legal action.
         broken_here: the number of broken transitions in this generation.
         rewarded: whether any reward so far was other than 0.
         living: the number of living members.
-        ticks: all ticks so far, whichever members were living.
+        ticks: the number of ticks so far of all groups together.
     """
 
     members: int

@@ -38,8 +38,8 @@ class Diagnostics:
     def forget(self, slots: Sequence[int], updates: Tensor | None = None) -> None:
         """Clear the signals of these slots (places in the population) at the beginning of a generation.
 
-        `updates` `[n]` is the number of updates that the slots' members have made so far, the new values of `begun`;
-        None leaves `begun` unchanged.
+        `updates` `[n]` is the number of updates that the member of each slot has made so far. The attribute `begun`
+        stores these numbers. If `updates` is None, `begun` does not change.
         """
         rows = upload(torch.tensor(slots, dtype=torch.int64), self.begun.device)
         self._table[rows] = 0.0

@@ -192,8 +192,8 @@ def _opened(spec: EnvSpec, env: EnvConfig, rows: int, workers: Workers | None) -
 class Evaluator:
     """The evaluation of a run's members during training, with the environments that it uses.
 
-    The object is called with cohorts (groups of members computed as one batch), n seeds `[n]` and the function
-    `stopped`, and returns `Episodes`, as `Scoring.evaluate` does.
+    The object is called with cohorts (groups of members computed as one batch), n seeds `[n]`, and a function that
+    returns whether to stop. It returns `Episodes`, as `Scoring.evaluate` does.
 
     Args:
         spec: the run's configuration.

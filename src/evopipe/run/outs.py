@@ -70,9 +70,9 @@ def write_timing(log: Path, curve: Sequence[Sequence[Any]], folder: Path) -> Non
     `log` is the path of the run's log of events, `curve` the learning curve with a row for each generation, and
     `folder` the project's folder. No other output file has clock times.
 
-    A killed run trains the generations after its last checkpoint twice: the seconds of the second time are written. If
-    a run was stopped within a generation and continued later, the row has the seconds and steps after it continued.
-    Generations that are missing in the log are left out.
+    If a run was killed and continued, it trained the generations after its last checkpoint twice; their rows have the
+    seconds of the second time. If a run was stopped within a generation and continued, the generation's row has only
+    the seconds and steps after that. Generations that are missing in the log are left out.
     """
     rows: dict[int, tuple[int, float, int, int]] = {}
     ends: dict[int, Sequence[Any]] = {int(row[0]): row for row in curve}

@@ -44,7 +44,7 @@ def looks(n: int) -> Iterator[slice]:
 def race(
     play: Play, racers: Sequence[int], met: Sequence[Sequence[int]], members: int, n: int, bar: float = -math.inf
 ) -> np.ndarray:
-    """Evaluate members in a race; return their returns `[P, k]` of the first k of `n` episodes.
+    """Evaluate members in a race. Return each member's returns in the first k of `n` episodes, `[P, k]`.
 
     A member stops playing as soon as its rank can change no decision: who leads (has the highest mean return), and who
     wins each tournament. The leader plays all k episodes. The row of another racer has estimates for the episodes that
@@ -55,9 +55,9 @@ def race(
         racers: the members that take part.
         met: `[T, m]`, the m members that meet in each of T tournaments.
         members: `P`, the number of all members.
-        n: the most episodes.
-        bar: the least mean return at which a second, longer evaluation may confirm the leader. If only the leader still
-            plays and is clearly below `bar`, the race ends early with k < n, else k = n.
+        n: the largest number of episodes.
+        bar: the mean return from which on the leader gets a second, longer evaluation. If only the leader still plays
+            and is clearly below `bar`, the race ends early with k < n, else k = n.
     """
     returns, played = np.full((members, n), np.nan), np.zeros(members, np.int64)
     decides = np.eye(members, dtype=bool)  # [P, P], pairs whose order matters

@@ -60,16 +60,17 @@ class Run(Generic[JobT]):
     """The training of a population, generation by generation, with its members, its champion (best member) and its
     lineage.
 
-    In a generation, members that have trained equally long form a group, and the groups train one after another: `turn`
-    switches to the next of the `waiting` groups. `advance` and `close` are the methods of the run's regime. `state()`
-    returns the state between two steps; `restore()` continues from this state bit for bit.
+    In a generation, members that have trained equally long form a group, and the groups train one after another.
+    `waiting` holds the groups that have not trained yet, and `turn` switches to the next of them. The methods `advance`
+    and `close` are those of `regime`. `state()` returns the state between two steps. After `restore()` with this state,
+    the run continues bit for bit.
 
     Args:
         spec: the configuration.
         regime: the regime, a training loop over one kind of data.
         clock: the counters, which the regime shares.
         members: the initial members.
-        births: the mutation that made each of these members; None if there were none.
+        births: for each of these members the mutation that made it; None if none of them was mutated.
     """
 
     def __init__(

@@ -90,10 +90,9 @@ class Home:
         return cls(folder, state, seconds, (state.with_suffix(".lock"), outputs.with_suffix(".lock")))
 
     def store(self, parts: int) -> CheckpointStore:
-        """Return the store of checkpoints for a run that is divided into `parts` shards; 0 for none.
+        """Return the store of checkpoints for a run that is divided into `parts` shards; 0 if it is not divided.
 
-        A run that is divided into another number of shards has another store, because it cannot use the checkpoints of
-        this one.
+        Each number of shards has its own store, because a run can only use checkpoints of the same number of shards.
         """
         name = f"checkpoints-{parts}" if parts else "checkpoints"
         return CheckpointStore(self.checkpoints or self.state / name)
@@ -175,8 +174,8 @@ class Session(Generic[JobT]):
         """Train from the last checkpoint, or from the start if there is none, to the end; return the best member as
         `Champion`.
 
-        The run is saved at most every `home.seconds`, and at its end. `between` is called between two steps of
-        training.
+        The run is saved again and again, with at least `home.seconds` between two saves (see `Home`), and at its end.
+        `between` is called after each step of training.
 
         Raises:
             DataError: every checkpoint is damaged.

@@ -82,7 +82,7 @@ class Spec(ABC):
     def made_for(self) -> Mapping[str, Any]:
         """The environment's spaces, or an identifier of the base model, as JSON data.
 
-        The data is stored with members, and has to be equal in a run that reads them.
+        The data is stored with members. A run can read stored members only if its own data is equal.
         """
 
     @property
@@ -117,9 +117,10 @@ class Spec(ABC):
 
     @abstractmethod
     def misfit(self, member: Member, first: Member) -> str | None:
-        """Return how a member's networks differ from the configured ones or from the first member's; None if they fit.
+        """Return how the networks of `member` differ from the configured networks, or from those of `first`.
 
-        The text is the end of a sentence that begins with "member 3".
+        `first` is the first member of the population. The result is None if the networks fit; else it is the end of a
+        sentence that begins with "member 3".
         """
 
     @property
@@ -136,9 +137,9 @@ class Spec(ABC):
 
     @property
     def seeds_apart(self) -> bool:
-        """Whether a seed of an evaluation alone determines its episode.
+        """Whether the seed of an evaluation episode determines the whole episode.
 
-        If so, several processes can share the seeds without a change of results.
+        If so, several processes can share the seeds, and the results stay the same. The default is False.
         """
         return False
 
@@ -295,8 +296,10 @@ class EnvSpec(Spec):
 
     @property
     def made_for(self) -> Mapping[str, Any]:
-        """The environment's spaces as JSON data, which is stored with members, and has to be equal in a run that reads
-        them."""
+        """The environment's spaces as JSON data.
+
+        The data is stored with members. A run can read stored members only if its own data is equal.
+        """
         return self.spaces.to_json()
 
     @property
@@ -318,7 +321,8 @@ class EnvSpec(Spec):
 
     @property
     def environments_first(self) -> bool:
-        """Whether half of the CPUs should step environments, and not compute updates, because updates are short."""
+        """Whether half of the CPUs should be left to the processes that step environments, because updates are short.
+        The other half then computes updates."""
         return self._learns_from_memory and self._work < _SHARED
 
     @property
@@ -505,9 +509,9 @@ def fresh(
 def first_members(spec: Spec, size: int) -> tuple[list[Member], list[Mutation]]:
     """Return the initial population of `size` members, and the mutation that made each member.
 
-    Members are mutated only if `evolution.mutation.before_training` is True. For search strategies that draw
-    hyper-parameters, the members' values are drawn from the search space; those of the first member follow
-    `search.first`.
+    Members are mutated only if `evolution.mutation.before_training` is True; else the mutation is `NONE`. Some search
+    strategies draw hyper-parameters. With these, the members' values are drawn from the search space; `search.first`
+    says whether the first member's are drawn too, or are the configured ones.
     """
     keys = [int(key) for key in rng.member_keys(spec.seed, range(size))]
     values: list[dict[str, float]] = [{} for _ in keys]
@@ -528,8 +532,9 @@ def first_members(spec: Spec, size: int) -> tuple[list[Member], list[Mutation]]:
 def go_on(spec: Spec, trained: Sequence[Member], fresh: Sequence[Member]) -> tuple[list[Member], list[Mutation]]:
     """Return a population that continues from trained members, and its mutations (all `NONE`).
 
-    Each member of `fresh` is replaced by a copy of a trained one, with the slot, id and key of the fresh member.
-    Trained members are used in order, and again from the first if there are fewer of them.
+    Each new member in `fresh` is replaced by a copy of a trained member. The copy gets the slot (place in the
+    population), the id and the random key of the new member. Trained members are used in order. If there are too few,
+    they are used again from the first.
 
     Raises:
         DataError: the trained members have other networks than the configuration asks for.

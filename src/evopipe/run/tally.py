@@ -68,10 +68,11 @@ class Tally:
             self.settle()
 
     def settle(self, good: Tensor | None = None) -> None:
-        """Add to `sums` the episodes that ended since the last call, and to `running` the rewards of the others.
+        """Add to `sums` the episodes that ended since the last call, and to `running` the rewards and lengths of the
+        episodes that go on.
 
-        `good` `[R]` bool is True in each of the R environments whose episode ended and counts; None counts all that
-        ended. `good` may be given only if exactly one step was added since the last call.
+        `good` `[R]` bool says in which of the R environments an episode ended and counts. If it is None, all ended
+        episodes count. `good` may be given only if exactly one step was added since the last call.
         """
         if self._whole:
             slots, returns, lengths, *own = (np.concatenate(each) for each in zip(*self._whole, strict=True))
@@ -123,8 +124,9 @@ class Tally:
     def in_c(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the tensors into which the C kernels add episodes. Call `settle` before the kernels run.
 
-        The tensors are the returns of the running episodes of R environments, `[R]`; and for each of P members, `[P]`:
-        the sum of the returns of its ended episodes, their number, and the number of steps of its broken episodes.
+        The first tensor, `[R]`, has the returns so far of the running episodes of R environments. The others, `[P]`,
+        have for each of P members the sum of the returns of its ended episodes, their number, and the number of steps
+        in its broken episodes, which do not count. An episode is broken if a step gave a number that is not finite.
         """
         return self.running[0], self.sums[0], self.sums[2], self._lost
 
@@ -132,8 +134,8 @@ class Tally:
         """Add the lengths of finished episodes to `sums`, after the C kernels took `steps` environment steps for each
         of the slots (places in the population) `living`.
 
-        `length` `[R]` is the length so far of the unfinished episodes of R environments. The steps that belong neither
-        to these nor to broken episodes are the lengths of the finished ones.
+        `length` `[R]` is the length so far of the unfinished episodes of R environments. From it follow the lengths of
+        the finished ones. Broken episodes, in which a number was not finite, are left out.
         """
         gone = (self.running[1] - length).view(self.sums.shape[1], -1).sum(dim=1)
         gone[list(living)] += steps

@@ -29,8 +29,8 @@ class TextSpec(Spec):
         language: the block `language` of the parameters.
         train: the block `train` of the parameters.
         base: the base model with its tokenizer.
-        begun: the architecture of the initial members if they are small GPTs of an earlier run; None for that of
-            `language.gpt`.
+        begun: the architecture of the initial members, if these are small GPTs that an earlier run trained. If None,
+            small GPTs get the architecture that `language.gpt` describes.
     """
 
     language: LanguageConfig
@@ -45,8 +45,10 @@ class TextSpec(Spec):
 
     @property
     def made_for(self) -> Mapping[str, Any]:
-        """The digest (hash) of the base model as JSON data, which is stored with members, and has to be equal in a run
-        that reads them."""
+        """The digest (hash) of the base model as JSON data.
+
+        The data is stored with members. A run can read stored members only if its own data is equal.
+        """
         return {"base": self.base.digest}
 
     @property

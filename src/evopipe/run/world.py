@@ -128,7 +128,7 @@ class World:
         return rows
 
     def reopen(self, kwargs: Mapping[str, Any]) -> None:
-        """Make all environments anew with these keyword arguments, and begin an episode in each; see `Taught`."""
+        """Make all environments anew with these keyword arguments, as a curriculum asks; begin an episode in each."""
         self.pool.reopen(kwargs)
         self._begin(np.arange(self.pool.rows))
 
@@ -432,12 +432,14 @@ class TensorWorld:
         """Do nothing, because `take` computes the whole step."""
 
     def packed(self, layout: RowLayout, obs: Tensor, actions: Tensor, step: TensorStep) -> Tensor:
-        """Return the transitions of a step in R environments as packed rows `[R, size]` for a replay buffer.
+        """Return the transitions of a step as packed rows `[R, size]` for a replay buffer.
+
+        There are R = P · E environments: E for each of P members. For a team, K agents act in each environment; else K
+        is 1.
 
         Args:
             layout: the layout of a row.
-            obs: `[P, E · K, O]`, the observations on which P members acted: of O numbers, for each of K agents in E
-                environments.
+            obs: `[P, E · K, O]`, the observations before the step, of O numbers each.
             actions: `[R, …]`, the actions.
             step: the results of the step.
         """
@@ -456,10 +458,10 @@ class TensorWorld:
         return found
 
     def in_c(self, cohort: Cohort) -> dict[str, Any] | None:
-        """Return the arguments by name with which `native.rollouts.Ticks` steps in C the environments of the members of
-        a cohort, a group of members computed as one batch.
+        """Return arguments of `native.rollouts.Ticks` by name, which describe the environments of a cohort's members.
 
-        The result is None if the environments are not written in C.
+        A cohort is a group of members computed as one batch. `Ticks` steps environments in C; the result is None if the
+        environments are not written in C.
         """
         if not isinstance(self.pool, CompiledPool):
             return None
@@ -486,7 +488,8 @@ class TensorWorld:
         return max(1, _BROKEN_TICKS - -(-self._clock.broken_here // (self._living * self._clock.envs)))
 
     def took(self, ticks: int, broken: int) -> None:
-        """Count ticks (steps of all environments) that the C kernels took, and their broken transitions."""
+        """Count ticks (steps of all environments) that the C kernels took, and the broken transitions in them, such as
+        those with a number that is not finite (see `Clock`)."""
         self._seen = None
         self._clock.count(broken, ticks=ticks)
         slots = range(self._clock.members) if self.rows is None else self.rows[:: self._clock.envs] // self._clock.envs

@@ -12,9 +12,10 @@ _LARGE = 1 << 16  # bytes of a tensor below which it is told whole
 
 
 def changes(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the changes from the state `before` to the state `now`, as tensors by name for the function `fold`.
+    """Return the changes from the state `before` to the state `now`, as tensors by name.
 
-    Of a large tensor, only rows that are new or whose bits differ are returned; other tensors are returned completely.
+    The function `fold` applies such changes to a state. For a large tensor, the changes are only its changed rows and
+    its additional rows, unless these are most of it. Every other tensor is returned completely.
     """
     told = {}
     for name, tensor in now.items():

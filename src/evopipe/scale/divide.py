@@ -26,13 +26,13 @@ from evopipe.schema.shards import ShardsConfig
 def divided(
     problem: Problem[JobT], params: AnyParams, members: int, folder: Path, learn: bool = True
 ) -> Iterator[Problem[JobT]]:
-    """Yield the problem with its members divided into shards, one process each, by the engine that `runtime.shards`
-    names.
+    """Yield the problem with its members divided into shards, and end the shards with the `with` block.
 
-    An engine starts the processes and carries messages to and from the shards.
+    A shard has some of the members, as a rule in a process of its own. The engine that `runtime.shards` names starts
+    the processes, and carries messages to and from the shards.
 
-    If `runtime.shards` names no engine, this process has all members, and the problem is yielded unchanged. The engine
-    ends with the `with` block.
+    If `runtime.shards` sets neither an engine nor a number of shards, this process has all members, and the problem is
+    yielded unchanged.
 
     Args:
         problem: the problem that the run or the evaluation works on. Use the yielded problem in its place afterwards.
@@ -43,8 +43,8 @@ def divided(
 
     Raises:
         MissingInputError: the engine's package is not installed.
-        ParamsError: there are more shards than members, or results would depend on the shards, because
-            `runtime.cohorts` is not `exact` or the algorithm cannot be divided.
+        ParamsError: there are more shards than members, `runtime.cohorts` is not `exact`, or the members cannot be
+            divided without a change of results.
         ResourceError: the engine does not start.
     """
     cfg = params.runtime.shards
@@ -90,7 +90,7 @@ def in_shards(
         each: the number of adjacent members that share a replay buffer, and must therefore be in one shard.
 
     Raises:
-        ParamsError: there are more shards than groups of `each` members.
+        ParamsError: `runtime.shards.count` is too large. Every shard needs at least `each` members.
     """
     asked, most, spec = cfg.count, members // each, problem.spec
     count = min(most, engine.room) if asked == "auto" else asked
@@ -112,10 +112,12 @@ def in_shards(
 
 
 def served(cfg: ShardsConfig) -> bool:
-    """Run as a worker of `accelerate launch` until the training ends, if this process is a rank other than 0.
+    """Work as one process of `accelerate launch` until the training ends, if `cfg`, the block `runtime.shards`, asks
+    for it.
 
-    `cfg` is the block `runtime.shards`. The result is True after such work, and False if this process has to drive the
-    run. If `runtime.shards` asks for ranks and none were launched, this process launches them.
+    The result is False at once if this process has to drive the run: if it is rank 0, or if the engine is not
+    `accelerate`. In any other rank the result is True when the training has ended. If no ranks were launched, this
+    process is replaced by `accelerate launch`, and the function does not return.
     """
     if cfg.engine != "accelerate":
         return False

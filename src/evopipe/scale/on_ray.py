@@ -262,8 +262,10 @@ def _no_room(error: Exception) -> ResourceError:
 
 
 def code_path() -> str:
-    """Return a `PYTHONPATH` with which Ray actors import the same code as this process, also in a queued DVC
-    experiment."""
+    """Return a `PYTHONPATH` with which Ray actors import the same code as this process.
+
+    All its folders are absolute, so that it does not matter in which folder an actor starts.
+    """
     named = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     return os.pathsep.join([str(SOURCE), *(str(Path(each).absolute()) for each in named)])
 

@@ -49,7 +49,7 @@ def pack(
 
 
 def split_message(message: bytes) -> tuple[bytes, bytes]:
-    """Split a message into two byte strings: the part with JSON data and tensors, and the part with the state."""
+    """Split a message into the two parts that `pack` joined: JSON data with tensors, and the state of the shard."""
     end = 8 + int.from_bytes(message[:8], "little")
     return message[:end], message[end:]
 

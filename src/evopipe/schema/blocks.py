@@ -166,8 +166,8 @@ class EnvConfig(Schema):
         "sync",
         description="implementation of the environments for training: `sync`, Gymnasium's own; `envpool`, the faster "
         "ones of the package envpool (an extra); `torch`, classic control and four of mpe2's teams in tensors; `c`, "
-        "classic control and grid worlds in C, fastest on the CPU; or a backend of another package (entry points "
-        "`evopipe.backends`). Initial states and last bits differ between backends",
+        "classic control, grid worlds and MinAtar's games in C, fastest on the CPU; or a backend of another package "
+        "(entry points `evopipe.backends`). Initial states and last bits differ between backends",
     )
     source: str | None = Field(
         None, min_length=1, description="path of an environment of your own in C, for `env.backend: c`; null: none"

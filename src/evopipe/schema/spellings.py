@@ -80,11 +80,11 @@ _OURS: dict[str, tuple[str, ...]] = {
 
 
 def here(word: str, known: Container[str]) -> str:
-    """Return the end of an error message about the unknown key `word`: evopipe's name for this
-    parameter of another library.
+    """Return the end of an error message about the unknown key `word`.
 
-    `known` are the keys of the block in which the word was found; only these and dotted keys of other blocks are
-    suggested. The result is empty if there is none.
+    If `word` is the name of a parameter in another library, the result says how evopipe names this parameter; if not,
+    the result is empty. `known` are the keys of the block in which `word` was found. Only these keys, and dotted keys
+    of other blocks, are suggested.
     """
     names = _OURS.get(word.casefold(), ())
     return next((f": it is named `{name}` here" for name in names if name in known or "." in name), "")

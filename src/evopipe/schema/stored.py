@@ -56,7 +56,8 @@ class StoredArch(_Stored):
     """The schema of a perceptron's architecture in a JSON file, see `core.arch.Arch.to_json`.
 
     Attributes:
-        encoder, head: the hidden layers, each as a pair of width and whether it is blended, see `core.layout.Block`.
+        encoder, head: the hidden layers, each as a pair (width, whether a blend with the layer's input is learned), see
+            `core.layout.Block`.
         latent: the width between encoder and head.
         activation: the name of the activation function.
         layer_norm: whether there is layer normalisation before every activation.
@@ -168,7 +169,8 @@ class StoredSpaces(_Stored):
 
 
 class StoredPolicy(_Stored):
-    """The schema of the part of `policy.json` from which a policy is built, without its spaces.
+    """The schema of the part of `policy.json` from which a policy is built. The environment's spaces, which are in the
+    file too, have the schema `StoredSpaces` or `StoredTeam`.
 
     Attributes:
         algo: the algorithm's name.

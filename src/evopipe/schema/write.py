@@ -27,9 +27,9 @@ def dump_yaml(data: Any, on_one_line: bool = False) -> str:
 
 
 def block(name: str, values: BaseModel) -> str:
-    """Return a block as YAML text under the key `name`, indented by one level.
+    """Return `values` as YAML text under the key `name`, indented by one level.
 
-    It is the block of the algorithm `name` below `algos`, or of the search strategy `name` below `search`.
+    The text can stand below the key `algos` if `name` is an algorithm, or below `search` if it is a search strategy.
     """
     return "\n".join((f"{_INDENT}{name}:", *entries(values, 2 * _INDENT))) + "\n"
 

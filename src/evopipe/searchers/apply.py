@@ -57,7 +57,8 @@ def carry_out(
         generation: the generation's number; together with the keys it fixes the random draws of mutations.
         next_id: a slot's new member has the id `next_id + slot`.
         keys: the random key of each slot's next member.
-        new: a function `(slot, id, key, values)` that makes the member of a new trial.
+        new: a function `(slot, id, key, values)` that creates a member with fresh weights, where the strategy
+            decided so. `values` are its hyper-parameters by name.
     """
     born = [
         _one(fate, mutation, traits, members, generation, slot, next_id + slot, keys[slot], new)

@@ -112,10 +112,10 @@ class History:
 
     Attributes:
         members: every slot's member, in the order of slots.
-        records: the lineage, one record a generation; the first is of the initial members.
+        records: the lineage, one record for each generation. The first record is that of the initial members.
         generation: the number of generations that are over.
         spent: environment steps so far, of training, evaluation and confirmation.
-        trials: the number of the next new trial; the initial members and all earlier trials have lower numbers.
+        trials: the number that the next new trial gets. Initial members and earlier trials have lower numbers.
     """
 
     members: Sequence[Living]
@@ -141,10 +141,10 @@ class History:
         return found
 
     def waiting(self) -> list[Fate]:
-        """Return the decision that every member waits, for the caller to replace the entries of slots that train next.
+        """Return a list of decisions by which every member waits: a `Keep` for each slot (place in the population).
 
-        The result has a `Keep` for each slot; its reason is `waits`, or `has not begun` if the member has never
-        trained.
+        The caller then replaces the entries of the slots that train next. The reason of a `Keep` is `waits`, or `has
+        not begun` if the member has never trained.
         """
         lived = self.curves()
         return [Keep("waits" if member.id in lived else "has not begun") for member in self.members]
@@ -157,9 +157,9 @@ class Plan:
     Attributes:
         active: the slots whose members train; all other members wait.
         steps: environment steps that each active member trains.
-        met: groups of slots; the search strategy will compare scores only within a group, so that an evaluation by race
-            (`train.evaluation: race`) can stop once the ranks in every group are clear. Empty if all active members are
-            compared with each other.
+        met: groups of slots. The search strategy will compare the scores of a group only with each other. With
+            `train.evaluation: race`, an evaluation stops once the order within every group is clear. Empty if all
+            active members are compared with each other.
     """
 
     active: Sequence[int]

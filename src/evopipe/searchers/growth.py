@@ -152,8 +152,9 @@ class Search:
 def projection(scores: Sequence[float], goal: float, window: int) -> float:
     """Return how many more slices a trial needs to reach the goal, by linear extrapolation of its best score so far.
 
-    `scores` has one score for each slice so far. The assumed gain per slice is the mean over the last `window` slices.
-    The result is 0 if the goal was reached or there is only one score, and infinite if the trial gains nothing.
+    A trial is the training of one member from new weights. A slice is its training between two decisions. `scores`
+    has one score for each slice so far. The future gain per slice is assumed to be the mean gain of the last `window`
+    slices. The result is 0 if the goal was reached or if there is only one score. It is infinite if there was no gain.
     """
     last = list(itertools.accumulate(scores, max))[-window - 1 :]
     gap = goal - last[-1]

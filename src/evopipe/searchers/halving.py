@@ -36,7 +36,7 @@ class Config(Schema):
         ge=1,
         le=10**12,
         description="environment steps at which trials are compared first; null: `train.max_steps` / η^k, with the "
-        "largest k that leaves a `train.evo_steps`",
+        "largest k for which this is at least `train.evo_steps`",
     )
     width: int = Field(
         1, ge=1, le=4096, description="members that train at a time, at most `population.size`; others wait"
@@ -103,11 +103,11 @@ class Search:
         return Plan(tuple(self.active), self.about.generation)
 
     def step(self, history: History, draw: Draw) -> list[Fate]:
-        """Choose a successor for each training member that reached its rung or diverged.
+        """Choose a successor for each training member that reached its next rung or diverged. Keep all others.
 
-        The successor is a waiting member that can be promoted, see `Ladder.promotable`; else a member that has not
-        begun; else a new trial, in the slot of the member that `Ladder.standing` sorts first. All other members are
-        kept.
+        The first choice is a waiting member that can be promoted, see `Ladder.promotable`. If there is none, the
+        successor is a member that has not begun to train. If there is none of these either, it is a new trial, which
+        replaces the member that comes first in the order of `Ladder.standing`.
         """
         ladder = Ladder(history, self.rungs)
         found = history.waiting()
@@ -141,7 +141,8 @@ class Search:
 class Ladder:
     """The scores of all trials of a run at the rungs that they reached, including trials that were replaced.
 
-    A diverged trial counts as the worst of the rung that it was about to reach.
+    A rung is a number of environment steps at which trials are compared. A diverged trial counts as the worst of the
+    rung that it was about to reach.
 
     Args:
         history: the run so far.
@@ -167,9 +168,10 @@ class Ladder:
         return self._level(member.steps)
 
     def on_its_way(self, member: Living) -> bool:
-        """Return whether a member is healthy and reached no new rung in the last generation in which it trained.
+        """Return whether a member is still on the way to its next rung.
 
-        The member must have trained.
+        It is if it has not diverged, and reached no rung in the last generation in which it trained. The member must
+        have trained.
         """
         curve = self.curves[member.id]
         return member.healthy and self.level(member) == (self._level(curve[-2][0]) if len(curve) > 1 else 0)
@@ -177,8 +179,9 @@ class Ladder:
     def promotable(self, waiting: Sequence[Living], eta: int) -> Living | None:
         """Return the waiting member that is to be promoted; None if there is none.
 
-        A member can be promoted if it is healthy and among the best 1/`eta` of all trials that reached its rung. Among
-        several, the highest rung decides, then the score.
+        A member can be promoted if it has not diverged and is among the best 1/`eta` of all trials that reached its
+        rung. Of several such members, the one on the highest rung is returned, and on one rung the one with the best
+        score.
         """
         here = {member.id: member for member in waiting if member.healthy}
         for level in range(len(self.rungs) - 1, 0, -1):

@@ -178,8 +178,8 @@ class Origin:
     """The origin of a scored member.
 
     Attributes:
-        parent: the (generation, slot) of the score before this one: the member's own, or if it has none, that of its
-            nearest scored ancestor. None if there is no such score.
+        parent: the (generation, slot) of the member's previous score. If the member was not scored before, that of the
+            nearest ancestor with a score. None if no ancestor has a score.
         mutation: the mutation that made the member.
         why: the reason why the member is in its slot, as text.
     """

@@ -97,7 +97,8 @@ class Search(Stateless):
         """Evolve each sub-population whose frequency divides the generation's number. Replace diverged members in every
         sub-population.
 
-        Return one decision for each slot (place in the population); None if all members diverged.
+        Return one decision for each slot (place in the population). The result is None if all members diverged;
+        the run then returns to an earlier generation.
         """
         scores, chooser = history.scores(), draw()
         order = [slot for slot in ranked(scores, range(self.about.size)) if math.isfinite(scores[slot])]

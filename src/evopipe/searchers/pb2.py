@@ -73,7 +73,8 @@ class Search(Stateless):
         """Replace the worst members by copies of the best, with hyper-parameters chosen by a Gaussian process; keep all
         others.
 
-        Return one decision for each slot (place in the population); None if all members diverged.
+        Return one decision for each slot (place in the population). The result is None if all members diverged;
+        the run then returns to an earlier generation.
         """
         chooser, space = draw(), self.about.space
         copied = exploit(history.scores(), self.config.fraction, chooser)
@@ -101,8 +102,9 @@ def changes(history: History) -> Iterator[tuple[Any, int, float]]:
     """Yield (hyper-parameters, generation, change of the score) for every member and every generation except the first.
 
     The hyper-parameters are those with which the member trained in that generation. The change is its score after the
-    generation minus the score with which it began: its own or, for a copy, its parent's. The change is −∞ if the member
-    diverged. After the run went back to an earlier generation, the next generation yields nothing.
+    generation minus the score before. If the member began the generation as a copy, the score before is its parent's.
+    The change is −∞ if the member diverged. If the run went back to an earlier generation, nothing is yielded for the
+    generation that follows.
     """
     before: dict[int, float] = {}  # the score with which each slot's member began the generation
     for record in history.records:
@@ -174,15 +176,7 @@ class Bandit:
     def __init__(
         self, points: np.ndarray, gains: np.ndarray, time: int, here: Sequence[Sequence[float]], kernel: Any = None
     ) -> None:
-        """Fit the process.
-
-        Args:
-            points: `[N, D + 1]`, in the last column the time.
-            gains: `[N]`.
-            time: for which points are to be chosen.
-            here: points `[n, D]` of those who live at this time already.
-            kernel: see `covariance`; None: fitted.
-        """
+        """Fit the process. The arguments are explained in the docstring of the class."""
         from sklearn.gaussian_process import GaussianProcessRegressor
 
         self.time = time
@@ -231,7 +225,8 @@ class Bandit:
         return bounds
 
     def _certain(self) -> Any:
-        """Return the process with those who live already, whose scores do not matter to its deviation."""
+        """Return a process that is also fitted to the points in `here`. Their gains are unknown, but a deviation does
+        not depend on gains."""
         from sklearn.gaussian_process import GaussianProcessRegressor
 
         points = self.points

@@ -77,7 +77,8 @@ class Search(Stateless):
         """Replace the worst members by copies of the best, with changed hyper-parameters or a mutation; keep all
         others.
 
-        Return one decision for each slot (place in the population); None if all members diverged.
+        Return one decision for each slot (place in the population). The result is None if all members diverged;
+        the run then returns to an earlier generation.
         """
         chooser = draw()
         copied = exploit(history.scores(), self.config.fraction, chooser)

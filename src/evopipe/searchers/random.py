@@ -1,5 +1,6 @@
-"""Random search (Bergstra & Bengio, 2012): trials with values drawn from the space, each lives its full life by itself.
-All slots live side by side; with one slot it is serial random search.
+"""Random search (Bergstra & Bengio, 2012): every trial draws its values from the space, and trains for its full length.
+
+The members in all slots (places in the population) train side by side. With one slot, trials run one after the other.
 
 Paper: https://www.jmlr.org/papers/v13/bergstra12a.html
 """

@@ -68,12 +68,14 @@ class Search(Stateless):
         self.ends = [*(change.steps for change in config.changes), *([config.steps] if config.steps else [])]
 
     def plan(self, history: History, draw: Draw) -> Plan | None:
-        """Plan the training of all members until the next change, the end of the schedule, or the end of a generation.
+        """Plan the training of all members until the next change or the end of the schedule, but for at most one
+        generation.
 
-        The result is None after the end of the schedule.
+        The result is None if the schedule has ended.
 
         Raises:
-            ParamsError: a change names a hyper-parameter that the algorithm does not have, or that may not change.
+            ParamsError: a change names something that is no hyper-parameter of the algorithm, or one that must stay
+                constant.
         """
         known = history.members[0].hyper
         for place, change in enumerate(self.config.changes):
@@ -89,10 +91,12 @@ class Search(Stateless):
         return Plan(tuple(range(self.about.size)), min([self.about.generation, *ahead]))
 
     def step(self, history: History, draw: Draw) -> list[Fate] | None:
-        """Set the hyper-parameters that apply from this step on in each member; replace a diverged member by a copy of
-        the fittest.
+        """Give each member the hyper-parameters that the schedule has for its step.
 
-        Return one decision for each slot (place in the population); None if all members diverged.
+        A diverged member is replaced by a copy of the fittest.
+
+        Return one decision for each slot (place in the population). The result is None if all members diverged;
+        the run then returns to an earlier generation.
         """
         fittest = max(history.members, key=lambda member: (member.healthy, member.score, -member.slot))
         if not fittest.healthy:

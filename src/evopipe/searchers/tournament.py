@@ -39,7 +39,8 @@ class Search(Stateless):
     def plan(self, history: History, draw: Draw) -> Plan:
         """Plan one generation of training for all members, and draw the members of each tournament beforehand.
 
-        An evaluation by race needs to know which members meet.
+        If evaluation is a race, a member stops playing once its rank can change no decision. The race therefore has to
+        know which members will be in the same tournament.
         """
         about = self.about
         met = draws(self.config, about.size, draw())[self.config.elitism :]
@@ -48,7 +49,8 @@ class Search(Stateless):
     def step(self, history: History, draw: Draw) -> list[Fate] | None:
         """Give every slot a mutated child of its tournament's winner; with elitism, slot 0 gets the fittest member.
 
-        Return one decision for each slot (place in the population); None if no member has a finite fitness.
+        Return one decision for each slot (place in the population). The result is None if no member has a finite
+        fitness; the run then returns to an earlier generation.
         """
         import numpy as np
 

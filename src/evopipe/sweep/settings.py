@@ -71,8 +71,8 @@ def settings_of(
         samples: texts such as `KEY=loguniform(1e-4,1e-2)`, from which values are drawn.
         trials: the number of draws; None without `samples`.
         sampler: the method of drawing.
-        dataset: whether the runs also run the stages that make a dataset. A run that does not read the dataset then
-            collects one episode only.
+        dataset: whether the runs also run the stages that make a dataset. If so, a run that does not read the dataset
+            makes a small one, of one episode.
 
     Raises:
         UsageError: a text in `sets` or `samples` has another form, two texts name the same key, or there are too many

@@ -136,12 +136,13 @@ class Generation:
 
     Attributes:
         generation: the generation's number.
-        step: environment steps so far of each member that trained in the generation.
-        env_steps, eval_steps: the population's steps so far, of training and of evaluation.
+        step: environment steps so far of one member, for a member that trained in the generation.
+        env_steps, eval_steps: environment steps of the whole population so far: those of training, and those of
+            evaluations.
         seconds: the duration of the generation.
         members: the members that trained in the generation.
-        best, mean: the highest fitness, and the mean fitness of healthy members, in the generation.
-        elite, elite_id: the best score so far, and the id of its member.
+        best, mean: the highest fitness, and the mean fitness of healthy members, in this generation.
+        elite, elite_id: the score of the best member of the run so far, and the member's id.
         curriculum: the keyword arguments of the environments in which members trained; None without a curriculum.
     """
 

@@ -171,8 +171,10 @@ def sync(root: Path, config: TrackingConfig, tell: _Tell, warn: _Tell) -> dict[s
     DVC's files.
 
     A tracker that failed once gets nothing more in this call, because it could make every further training wait. The
-    result has, by tracker, counts of what was new. `root` is the root of the DVC repository, and `config` the block
-    `tracking` of the parameters. `tell` is called with sentences on deliveries, `warn` with sentences on failures.
+    result says for each tracker, by its name, how much it got that was new to it.
+
+    `root` is the root of the DVC repository, and `config` the block `tracking` of the parameters. `tell` is called with
+    sentences on deliveries, `warn` with sentences on failures.
 
     Raises:
         MissingInputError: the project uses DVC, which is not installed.

@@ -121,8 +121,8 @@ class TrackedRun:
     def missing_files(self, held: Mapping[str, str], names: Iterable[str] = FILES) -> dict[str, Kept]:
         """Return the files, among `names`, that a tracker lacks or has with other content.
 
-        `held` has the hashes of the tracker's files, by name. If the tracker's file may be newer (`replace` is False),
-        it is not replaced.
+        `held` has the hashes of the tracker's files, by name. If this object's attribute `replace` is False, the
+        tracker's files may be newer; then only the files that it lacks are returned.
         """
         there = {name: self.files[name] for name in names if name in self.files}
         return {n: kept for n, kept in there.items() if n not in held or (self.replace and held[n] != kept.md5)}
@@ -204,8 +204,8 @@ class TrainingRecord:
 
     @classmethod
     def find(cls, home: Path, result: str) -> TrainingRecord | None:
-        """Return the record below `home` of the training whose `models/trained` has the hash `result`; None if there is
-        none."""
+        """Search the folder `home` for the record of the training whose `models/trained` has the hash `result`; return
+        the record, or None if there is none."""
         for record in cls.all(home):
             with contextlib.suppress(EvopipeError):
                 if record._about()["result"] == result:

@@ -25,7 +25,7 @@ LOG = "events.jsonl"
 
 
 class Tracked(NamedTuple):
-    """The parameters that trackers need of a run.
+    """The parameters of a run that its trackers need.
 
     Attributes:
         config: the block `tracking`.

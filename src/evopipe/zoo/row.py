@@ -76,8 +76,9 @@ class Entry(_Stored):
     def reached(self, over: Over | None) -> bool | None:
         """Return whether a row's score is as good as every published score.
 
-        This holds if the lower end of the score's 95 % interval is at least every published score's `bar`. The result
-        is None if `over`, the statistics of the row's results, is None, or if no score was published.
+        `over` has the statistics of the row's results over seeds. The row's score is as good if the lower end of its
+        95 % interval is not below the `bar` of any published score. The result is None if `over` is None, or if no
+        score was published.
         """
         if over is None or not self.published:
             return None
@@ -244,7 +245,10 @@ class ZooRow:
         return {seed: found for seed, found in self.seeds().items() if found.params == self.key}
 
     def over(self) -> Over | None:
-        """Return statistics of the row's results over the seeds in `trained()`; None if there are none."""
+        """Return statistics of the row's results over its seeds; None if there are no results.
+
+        Only results of the pipeline's present parameters count, as the method `trained` returns them.
+        """
         found = [*self.trained().values()]
         if not found:
             return None
@@ -253,15 +257,18 @@ class ZooRow:
         return Over(len(found), iqm, (low, high), float(steps), float(seconds))
 
     def reached(self) -> bool | None:
-        """Return whether the row's score is as good as every published score, see `Entry.reached`."""
+        """Return whether the row's score is as good as every published score, see `Entry.reached`.
+
+        The result is None if the row has no results, or if no score was published.
+        """
         return self.entry.reached(self.over())
 
     def record(self, seed: int, result: Seed, archive: bytes) -> None:
-        """Add the results of one seed to the file of results, and drop results of parameters that the pipeline no
-        longer has.
+        """Add the results of one seed to the file of results.
 
-        The elite replaces the one in the row's archive file if its mean return is higher than that of every other seed,
-        or if there is no archive file yet.
+        Results of runs with other parameters than the pipeline has now are dropped from the file. The seed's elite is
+        written to the row's archive file if its mean return is higher than that of every other seed, or if there is no
+        archive file yet.
 
         Args:
             seed: the seed.

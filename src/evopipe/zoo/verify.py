@@ -61,10 +61,11 @@ class Compared:
 def verify(row: ZooRow, seeds: Sequence[int] | None, jobs: int | None, show: _Tell, tell: _Tell, warn: _Tell) -> None:
     """Train a row again with some of its seeds, and compare the new elites with the recorded ones.
 
-    Elites with equal hashes are reproduced. If hashes differ although code, machine and libraries are the same, the row
-    is not reproduced. If code, machine or libraries differ, only scores are compared: the score's 95 % intervals must
-    overlap, or the scores may differ by at most 10 % (`TOLERANCE`). For one seed the score is the mean over episodes,
-    for several it is the interquartile mean over seeds; it is compared with the score over all recorded seeds.
+    An elite is the best member of a run. If all hashes of the elites are equal, the row is reproduced. If a hash
+    differs although code, machine and libraries are the same, the row is not reproduced. If code, machine or libraries
+    differ, the new score is compared with the score over all recorded seeds. The row is then reproduced if the 95 %
+    intervals of the two scores overlap, or if the scores differ by at most 10 % (`TOLERANCE`). The score of one seed is
+    the mean over its episodes, and the score of several is the interquartile mean over seeds.
 
     Args:
         row: the row.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import gymnasium
@@ -16,9 +17,19 @@ from evopipe.errors import DataError, ParamsError
 from evopipe.schema.blocks import EnvConfig
 
 CPU = torch.device("cpu")
-NAMES = (
-    *OFFERED, "CliffWalking-v1", "CliffWalkingSlippery-v1", "FrozenLake-v1", "FrozenLake8x8-v1", "Taxi-v4"
-)  # fmt: skip
+_MINATAR = pytest.mark.skipif(
+    find_spec("minatar") is None, reason="an extra of its own: pip install 'evopipe[minatar]'"
+)
+_GAMES = [
+    f"MinAtar/{game}-{version}"
+    for game in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")
+    for version in ("v0", "v1")
+]
+NAMES = [
+    *OFFERED, "CliffWalking-v1", "CliffWalkingSlippery-v1", "FrozenLake-v1", "FrozenLake8x8-v1", "Taxi-v4",
+    pytest.param("MinAtar/Seaquest-v1", marks=_MINATAR),
+    *(pytest.param(name, marks=(_MINATAR, pytest.mark.thorough)) for name in _GAMES if name != "MinAtar/Seaquest-v1"),
+]  # fmt: skip
 
 
 def config(env_id: str = "CartPole-v1", backend: str = "c", **kwargs: Any) -> EnvConfig:

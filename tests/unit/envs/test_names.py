@@ -27,6 +27,9 @@ def test_an_id_without_its_module_is_answered_with_it(monkeypatch: pytest.Monkey
 
 
 def test_an_id_of_a_package_that_is_not_installed_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in gymnasium.registry if name.startswith("MinAtar/")]:  # by another test
+        monkeypatch.delitem(gymnasium.registry, name)
+    monkeypatch.delitem(sys.modules, "minatar", raising=False)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if "site-packages" not in path])
     install = "; it is of the package highway-env: `pip install highway-env`, then "
     assert refused("highway-v0") == f"{install}'highway_env:highway-v0'"

@@ -39,6 +39,9 @@ TOLD = {
     | REPLAY
     | {"losses/actor_loss", "losses/entropy", "losses/alpha", "charts/noise", "losses/log_std"}
     | {"losses/quantile_low", "losses/quantile_high"},
+    "crossq": (ACTING | VALUES | REPLAY | {"losses/actor_loss", "losses/entropy", "losses/alpha", "charts/noise"})
+    - {"losses/target_gap"}
+    | {"losses/log_std"},
     "ppo": ACTING
     | {
         "losses/policy_loss",

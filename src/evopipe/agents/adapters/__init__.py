@@ -71,7 +71,10 @@ def chosen(environment: Any, named: Any, other: bool) -> AdaptedEnvironment | No
 
 
 def find(environment: Any, key: str = KEY) -> AdaptedEnvironment | None:
-    """Return the adapter of an environment; None if its class needs no adapter or is of an unknown kind.
+    """Return the adapter of an environment.
+
+    The result is None if a class or function needs no adapter or is of an unknown kind. A text of an unknown kind is an
+    error.
 
     Args:
         environment: a class, a function that makes environments, or a text as in `agents.environment`: `module:Class`

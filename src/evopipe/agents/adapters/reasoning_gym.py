@@ -18,7 +18,7 @@ class ReasoningQuestion(SingleTurnEnvironment):
     Args:
         generator: the generator's name, for example `chain_sum`.
         generator_args: settings of the generator.
-        tag: scores only the text between `<tag>` and `</tag>`; None scores the whole answer.
+        tag: the name of a tag. Only the text between `<tag>` and `</tag>` is scored; with None, the whole answer.
         task: a mapping with the `seed` of the question; without it the seed is 0.
     """
 

@@ -90,9 +90,11 @@ def seeds(n: int, seed: int) -> list[dict[str, Any]]:
 
 
 def adapted(environment: Any, key: str) -> AdaptedEnvironment:
-    """Return the adapter of a Gymnasium environment, given by its id, its class, or a function that makes it.
+    """Return an adapter by which a language model plays a Gymnasium environment: observations become its messages, and
+    its completions become actions.
 
-    `key` is the parameter or argument that error messages name.
+    `environment` is the environment's id, its class, or a function that makes it. `key` is the parameter or argument
+    that error messages name.
 
     Raises:
         ParamsError: no environment is registered under this id, or the class is abstract.

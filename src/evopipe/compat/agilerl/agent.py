@@ -88,8 +88,11 @@ class Agent(View):
 
     @classmethod
     def viewing(cls, breed: Breed, member: Member, mutation: Mutation = NONE, spared: bool = False) -> Self:
-        """Return an agent that is a view of the member `member`. The arguments are those of `Agent`, also in subclasses
-        such as `DQN`, whose constructors take spaces instead."""
+        """Return an agent that is a view of the member `member`.
+
+        The arguments are those of `Agent`, for every subclass. (The constructors of subclasses such as `DQN` take
+        spaces instead.)
+        """
         found = cls.__new__(cls)
         Agent.__init__(found, breed, member, mutation, spared)
         return found
@@ -434,7 +437,7 @@ class Agent(View):
         Args:
             path: the folder.
             device: `cpu` or `cuda`; None for the device of the saved agent.
-            accelerator: has no effect; an Accelerator must have one process.
+            accelerator: is accepted and not used; one with several processes is refused.
 
         Raises:
             MissingInputError: the folder does not exist.
@@ -454,6 +457,8 @@ _CLASSES: dict[str, type[Agent]] = {}
 
 
 def kind_of(algo: str) -> type[Agent]:
-    """Return the class of agents for an algorithm by evopipe's name of it: a class of its own such as `DQN`, or `Agent`
-    if there is none."""
+    """Return the class of an algorithm's agents, such as `DQN`; `Agent` for an algorithm without a class of its own.
+
+    `algo` is evopipe's name of the algorithm.
+    """
     return _CLASSES.get(algo, Agent)

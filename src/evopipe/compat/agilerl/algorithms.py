@@ -84,7 +84,7 @@ class _Algorithm(Agent):
             num_envs: the number of environments of each agent, as in `make_vect_envs`.
             seed: seed of the networks and of every draw.
             device: cpu or cuda; None for cuda if it is available.
-            accelerator: has no effect; an Accelerator must have one process.
+            accelerator: is accepted and not used; one with several processes is refused.
             actor_network, critic_network: networks of one's own, see `DummyEvolvable`; of DQN, CQN and PPO.
             wrapper_cls, wrapper_kwargs: what is put around each agent, such as `RSNorm`.
             observation_spaces, action_spaces: other spellings of the two spaces.

@@ -26,8 +26,8 @@ class BanditEnv:
     """Labelled data as a contextual bandit. Each label is an arm; the right arm for a row gives the reward 1, any other
     arm 0.
 
-    In every step a row is drawn at random. The context of arm k is a vector of zeros in which the row's features stand
-    at the k-th of `arms` places.
+    In every step a row is drawn at random. The context of an arm is a vector with one block of d numbers for each arm.
+    The arm's own block holds the row's d features, and all other blocks are 0.
 
     Args:
         features: `[N, d]`, an array or a data frame: N rows of d features.
@@ -72,14 +72,15 @@ class BanditEnv:
         return found.reshape(self.arms, -1)
 
     def reset(self, seed: int | None = None) -> np.ndarray:
-        """Draw a row, and return the contexts of all arms, `[arms, arms · d]`; `seed` restarts the random draws."""
+        """Draw a row of d features, and return the contexts of all arms, `[arms, arms · d]`. A `seed` restarts the
+        random draws."""
         if seed is not None:
             self._random = np.random.default_rng(seed)
         return self._context()
 
     def step(self, k: int) -> tuple[np.ndarray, float]:
-        """Choose arm `k` for the current row. Return the contexts of all arms for the next row, `[arms, arms · d]`, and
-        the reward of the choice."""
+        """Choose arm `k` for the current row. Return the contexts of all arms for the next row of d features,
+        `[arms, arms · d]`, and the reward of the choice."""
         reward = float(self._labels[self._now] == int(k))
         return self._context(), reward
 
@@ -202,13 +203,13 @@ def train_bandits(
             evaluations for each environment.
         swap_channels: has no effect, because the order of an image's channels is detected.
         target: the mean return that ends training early, once other episodes confirm it; None for no early end.
-        tournament, mutation: the selection and the mutation; None for none.
+        tournament, mutation: the selection and the mutation; None for no selection or no mutation.
         checkpoint: environment steps of each agent between two checkpoints; None for no checkpoints.
         checkpoint_path, overwrite_checkpoints: the beginning of the names of the agents' checkpoint folders, and
             whether only the last checkpoints are kept.
         save_elite, elite_path: whether the best agent is written, and to which folder; `evopipe.load` reads it.
         verbose: whether progress is printed.
-        accelerator: has no effect; an Accelerator must have one process.
+        accelerator: is accepted and not used; one with several processes is refused.
         wb, wandb_api_key: whether metrics go to Weights & Biases, and its key.
         wandb_kwargs: settings of Weights & Biases; only `project` is allowed.
 

@@ -172,8 +172,9 @@ def spaces_of(breed: Breed) -> Spaces:
 
 
 def device_of(device: Any) -> str:
-    """Return the value of the parameter `runtime.device` for a torch device or its name; `auto`, the best available
-    device, for None.
+    """Return the value of the parameter `runtime.device` for `device`, which is a torch device or its name.
+
+    If `device` is None, the result is `auto`, the best available device.
 
     Raises:
         UsageError: evopipe does not support the device.
@@ -187,7 +188,10 @@ def device_of(device: Any) -> str:
 
 
 def one_process(accelerator: Any) -> None:
-    """Raise a UsageError if an Accelerate `Accelerator` has more than one process. None is accepted."""
+    """Raise a UsageError if an Accelerate `Accelerator` has more than one process.
+
+    If the argument is None, there is no accelerator, and nothing is raised.
+    """
     if accelerator is not None and getattr(accelerator, "num_processes", 1) > 1:
         raise UsageError(
             f"accelerator: it has {accelerator.num_processes} processes, and evopipe trains all members in one: start "
@@ -197,11 +201,11 @@ def one_process(accelerator: Any) -> None:
 
 
 class ActionScaling:
-    """A converter of a single agent's actions from the algorithm's encoding to the environment's units, for a script's
-    own loop.
+    """A converter of actions from the algorithm's encoding to the environment's units, for a script's own loop. It is
+    for environments of one agent.
 
     Args:
-        breed: what the agent's population shares; its action space has the bounds.
+        breed: what all agents of the population share, among it the action space with its bounds.
     """
 
     def __init__(self, breed: Breed) -> None:

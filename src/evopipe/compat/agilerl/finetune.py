@@ -63,7 +63,7 @@ def finetune_llm_reasoning(
         max_reward: the reward of a completion that is completely right. The share of such completions is reported as
             `accuracy`; None for no such report.
         verbose: whether progress is printed.
-        accelerator: has no effect; an Accelerator must have one process.
+        accelerator: is accepted and not used; one with several processes is refused.
         max_steps: the number of questions that each agent gets, rounded up to whole steps; None for each question once.
         num_epochs: the number of times that each agent gets all questions; if given, `max_steps` has no effect.
         log_csv: whether to write `<algorithm>.csv`: for each agent and each time between two evaluations, the mean
@@ -119,10 +119,10 @@ def finetune_llm_preference(
         evo_steps: steps between evolutions; needed with `tournament` or `mutation`.
         checkpoint_steps: steps between two checkpoints, in which each agent is written to a folder
             `<elite_path>_<index>_<step>`; None for no checkpoints.
-        tournament, mutation: the selection, and the mutation of hyper-parameters; None for none.
+        tournament, mutation: the selection, and the mutation of hyper-parameters; None leaves out that step.
         evaluation_interval: steps between evaluations.
         verbose: whether progress is printed.
-        accelerator: has no effect; an Accelerator must have one process.
+        accelerator: is accepted and not used; one with several processes is refused.
         max_steps: the number of pairs that each agent gets, rounded up to whole steps; None for each pair once.
         num_epochs: the number of times that each agent gets all pairs; if given, `max_steps` has no effect.
         log_csv: whether to write `dpo.csv`: for each agent and each time between two evaluations, the mean loss and the

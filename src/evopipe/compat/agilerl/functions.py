@@ -52,7 +52,7 @@ def train_off_policy(
         max_steps: environment steps of each agent.
         evo_steps: environment steps of each agent between evolutions.
         eval_steps: the most steps of an evaluation episode; None for no limit.
-        eval_loop: evaluation episodes for each environment of `env`.
+        eval_loop: the number of evaluation episodes for each environment of `env`.
         learning_delay: environment steps of each agent before it learns.
         eps_start, eps_end, eps_decay: the probability of a random action at the start, its lower bound, and the factor
             by which it is multiplied at every step of the vector.
@@ -70,7 +70,7 @@ def train_off_policy(
         elite_path: where the best agent is written.
         wb: whether metrics go to Weights & Biases.
         verbose: whether progress is printed.
-        accelerator: has no effect; an Accelerator must have one process.
+        accelerator: is accepted and not used; one with several processes is refused.
         wandb_api_key: key of Weights & Biases.
         wandb_kwargs: only `project` is allowed.
 
@@ -173,7 +173,7 @@ def train_on_policy(
     accelerator: Any = None, wandb_api_key: str | None = None, wandb_kwargs: Mapping[str, Any] | None = None,
     collect_rollouts_fn: Callable[..., Any] | None = None,
 ) -> Trained:  # fmt: skip
-    """Train a population of agents that learn from their own rollouts, by PPO with a recurrent network or another.
+    """Train a population of agents that learn from their own rollouts, by PPO. Their networks may be recurrent.
 
     Args:
         env: a vector from `make_vect_envs`, or an environment or a vector of Gymnasium. The training uses copies.
@@ -181,22 +181,22 @@ def train_on_policy(
         algo, INIT_HP, MUT_P: are only checked; they must agree with the population and with `mutation`.
         pop: agents, as `create_population` makes them.
         max_steps, evo_steps: environment steps of each agent, in total and between evolutions.
-        eval_steps, eval_loop: the most steps of an evaluation episode (None for no limit), and evaluation episodes for
-            each environment of `env`.
+        eval_steps, eval_loop: the most steps of an evaluation episode (None for no limit), and the number of evaluation
+            episodes for each environment of `env`.
         swap_channels: has no effect, because the order of an image's channels is detected.
         target: the mean return that ends training early, once other episodes confirm it; None for no early end.
-        tournament, mutation: the selection and the mutation; None for none.
+        tournament, mutation: the selection and the mutation; None for no selection or no mutation.
         checkpoint, checkpoint_path, overwrite_checkpoints: environment steps between two checkpoints (None for no
             checkpoints), the beginning of the names of their folders, and whether only the last ones are kept.
         save_elite, elite_path: whether the best agent is written, and to which folder; `evopipe.load` reads it.
         verbose: whether progress is printed.
-        accelerator: has no effect; an Accelerator must have one process.
+        accelerator: is accepted and not used; one with several processes is refused.
         wb, wandb_api_key: whether metrics go to Weights & Biases, and its key.
         wandb_kwargs: settings of Weights & Biases; only `project` is allowed.
         collect_rollouts_fn: None, `collect_rollouts` or `collect_rollouts_recurrent` for evopipe's own collection of
-            rollouts. Any other function is called with (regime, ticks), where the regime is the training loop: it steps
-            the environments of all agents `ticks` times, and passes each step's results to `regime.record`; see
-            `evopipe.parts.OnPolicy`.
+            rollouts. Any other function is called with (regime, ticks), where `regime` is the training loop. The
+            function must step the environments of all agents `ticks` times, and pass each step's results to
+            `regime.record`; see `evopipe.parts.OnPolicy`.
 
     The result is the trained agents by index, and one list of their fitnesses for each generation. The errors are those
     of `train_off_policy`.
@@ -240,16 +240,16 @@ def train_offline(
         memory: an empty replay buffer, whose capacity is the number of the dataset's last transitions that are used.
         max_steps, evo_steps: steps of each agent, in total and between evolutions. An agent with a learn step of n
             makes an update in every n-th step.
-        eval_steps, eval_loop: the most steps of an evaluation episode (None for no limit), and evaluation episodes for
-            each environment of `env`.
+        eval_steps, eval_loop: the most steps of an evaluation episode (None for no limit), and the number of evaluation
+            episodes for each environment of `env`.
         swap_channels: has no effect, because the order of an image's channels is detected.
         target: the mean return that ends training early, once other episodes confirm it; None for no early end.
-        tournament, mutation: the selection and the mutation; None for none.
+        tournament, mutation: the selection and the mutation; None for no selection or no mutation.
         checkpoint, checkpoint_path, overwrite_checkpoints: environment steps between two checkpoints (None for no
             checkpoints), the beginning of the names of their folders, and whether only the last ones are kept.
         save_elite, elite_path: whether the best agent is written, and to which folder; `evopipe.load` reads it.
         verbose: whether progress is printed.
-        accelerator: has no effect; an Accelerator must have one process.
+        accelerator: is accepted and not used; one with several processes is refused.
         wb, wandb_api_key: whether metrics go to Weights & Biases, and its key.
         minari_dataset_id: a Minari dataset, a folder or an id.
         remote: whether Minari may download the dataset.
@@ -305,17 +305,17 @@ def train_multi_agent_off_policy(
         memory: an empty replay buffer. Only its capacity is used; its agents must be those of the environment.
         sum_scores: whether a team's fitness is the sum of its agents' returns (True) or their mean (False).
         max_steps, evo_steps: environment steps of each team, in total and between evolutions.
-        eval_steps, eval_loop: the most steps of an evaluation episode (None for no limit), and evaluation episodes for
-            each environment of `env`.
+        eval_steps, eval_loop: the most steps of an evaluation episode (None for no limit), and the number of evaluation
+            episodes for each environment of `env`.
         learning_delay: environment steps of each team before it learns.
         swap_channels: has no effect, because the order of an image's channels is detected.
         target: the mean return that ends training early, once other episodes confirm it; None for no early end.
-        tournament, mutation: the selection and the mutation; None for none.
+        tournament, mutation: the selection and the mutation; None for no selection or no mutation.
         checkpoint, checkpoint_path, overwrite_checkpoints: environment steps between two checkpoints (None for no
             checkpoints), the beginning of the names of their folders, and whether only the last ones are kept.
         save_elite, elite_path: whether the best team is written, and to which folder; `evopipe.load` reads it.
         verbose: whether progress is printed.
-        accelerator: has no effect; an Accelerator must have one process.
+        accelerator: is accepted and not used; one with several processes is refused.
         wb, wandb_api_key: whether metrics go to Weights & Biases, and its key.
 
     The result is the trained teams by index, and one list of their fitnesses for each generation. The errors are those
@@ -368,16 +368,16 @@ def train_multi_agent_on_policy(
         pop: teams, each an `Agent`, as `create_population` makes them.
         sum_scores: whether a team's fitness is the sum of its agents' returns (True) or their mean (False).
         max_steps, evo_steps: environment steps of each team, in total and between evolutions.
-        eval_steps, eval_loop: the most steps of an evaluation episode (None for no limit), and evaluation episodes for
-            each environment of `env`.
+        eval_steps, eval_loop: the most steps of an evaluation episode (None for no limit), and the number of evaluation
+            episodes for each environment of `env`.
         swap_channels: has no effect, because the order of an image's channels is detected.
         target: the mean return that ends training early, once other episodes confirm it; None for no early end.
-        tournament, mutation: the selection and the mutation; None for none.
+        tournament, mutation: the selection and the mutation; None for no selection or no mutation.
         checkpoint, checkpoint_path, overwrite_checkpoints: environment steps between two checkpoints (None for no
             checkpoints), the beginning of the names of their folders, and whether only the last ones are kept.
         save_elite, elite_path: whether the best team is written, and to which folder; `evopipe.load` reads it.
         verbose: whether progress is printed.
-        accelerator: has no effect; an Accelerator must have one process.
+        accelerator: is accepted and not used; one with several processes is refused.
         wb, wandb_api_key: whether metrics go to Weights & Biases, and its key.
 
     The result is the trained teams by index, and one list of their fitnesses for each generation. The errors are those

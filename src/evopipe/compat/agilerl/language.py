@@ -102,7 +102,7 @@ class LanguageBreed:
 
     @cached_property
     def spec(self) -> TextSpec:
-        """The run configuration of the agents, with the population's own tokenizer or none."""
+        """The run configuration of the agents. It includes the attribute `tokenizer`, or none if that is None."""
         return self.spec_at(self.params({}), None)
 
     def spec_at(self, params: LanguageParams, env: Gym | None) -> TextSpec:
@@ -189,7 +189,7 @@ class LanguageAgent(View):
 
 
 def problem_of(breed: LanguageBreed, params: LanguageParams, env: Gym, most: float | None = None) -> Problem[TextSpec]:
-    """Return the problem (see `run.problem.Problem`) of training agents on the rows of an environment.
+    """Return a `run.problem.Problem`: the description of a run that trains the agents on the rows of an environment.
 
     Args:
         breed: what the agents share.
@@ -198,7 +198,7 @@ def problem_of(breed: LanguageBreed, params: LanguageParams, env: Gym, most: flo
         most: the reward of a completion that is completely right; None if `accuracy` is not to be reported.
 
     Raises:
-        UsageError: the environment is for other algorithms.
+        UsageError: the agents' algorithm cannot learn in this kind of environment.
         DataError: no row of a dataset is short enough.
     """
     if (wanted := form_of(get(breed.algo))) != env.form:
@@ -236,7 +236,7 @@ def language_agents(
         full: whether agents train every weight instead of adapters; meant for tiny models.
         seed: seed of the adapters' first weights and of all random draws.
         device: `cpu` or `cuda`; None for `cuda` if it is available.
-        accelerator: has no effect; an Accelerator must have one process.
+        accelerator: is accepted and not used; one with several processes is refused.
         settings: hyper-parameters by name, see `LanguageSettings`; those not given have the algorithm's defaults.
 
     Raises:
@@ -328,7 +328,7 @@ class LanguageAlgorithm:
             full: whether agents train every weight instead of adapters; meant for tiny models.
             seed: seed of the adapters' first weights and of all random draws.
             device: `cpu` or `cuda`; None for `cuda` if it is available.
-            accelerator: has no effect; an Accelerator must have one process.
+            accelerator: is accepted and not used; one with several processes is refused.
             **settings: hyper-parameters, see `LanguageSettings`. Those that are not given have the defaults that
                 `evopipe params block` prints.
 
@@ -361,7 +361,7 @@ class LanguageAlgorithm:
             full: whether agents train every weight instead of adapters; meant for tiny models.
             seed: seed of the adapters' first weights and of all random draws.
             device: `cpu` or `cuda`; None for `cuda` if it is available.
-            accelerator: has no effect; an Accelerator must have one process.
+            accelerator: is accepted and not used; one with several processes is refused.
             settings: hyper-parameters by name, see `LanguageSettings`.
 
         Raises:

@@ -242,11 +242,14 @@ def _convolutions(net: Mapping[str, Any]) -> list[dict[str, int]]:
 
 
 def evolve_of(algo: str, ranges: Mapping[str, RLParameter]) -> dict[str, dict[str, float]]:
-    """Convert ranges by name to the block `algos.<name>.evolve` of `params.yaml`. The name `lr` stands for all learning
-    rates of the algorithm.
+    """Return the block `algos.<name>.evolve` of `params.yaml` for these ranges.
+
+    `ranges` maps the names of hyper-parameters to their ranges. The name `lr` stands for all learning rates of the
+    algorithm.
 
     Raises:
-        UsageError: a name is no hyper-parameter of the algorithm that may mutate, or a `dtype` is wrong.
+        UsageError: a name is no hyper-parameter of the algorithm that may mutate, or the `dtype` of a range is not the
+            hyper-parameter's type.
     """
     config = algos.get(algo).Config
     able, found = evolvable(config), {}

@@ -1,4 +1,4 @@
-"""Vectors of teams' environments for users' own loops; their observations record the step that led to them."""
+"""Vectors of teams' environments for users' own loops. Observations also hold the results of the step before them."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def situation_of(team: TeamSpace, obs: Mapping[Any, Any], masks: Mapping[Any, An
 class TeamVectEnv:
     """A vector of environments of a team, for a script's own loop. The environments step together in this process.
 
-    An environment without any agent left is reset in the same step. The training functions make environments of their
-    own.
+    If no agent is left in an environment, it is reset in the same step. The training functions do not step this object;
+    they make other environments from `config`.
 
     Args:
         config: the block `env` of `params.yaml`, whose `num_envs` is the number of environments.

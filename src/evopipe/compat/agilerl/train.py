@@ -97,8 +97,8 @@ def _save_policy(folder: Path, breed: Breed, champion: Champion) -> None:
 def entering(agents: Sequence[Any], seed: int) -> list[Member]:
     """Return the agents' members, prepared as the first members of a run.
 
-    A member's slot is its place in `agents`, and its random key follows from `seed` and its slot. Its id stays the same
-    if the ids differ from each other; else it is the slot.
+    A member's slot is its place in `agents`, and its random key follows from `seed` and its slot. If no two members
+    have the same id, all keep their ids. Otherwise every member's id becomes its slot.
     """
     keys, members = rng.member_keys(seed, range(len(agents))), [agent.member for agent in agents]
     ids = [member.id for member in members]
@@ -220,8 +220,9 @@ class Call(SimpleNamespace):
     """The arguments of one call of a training function, as attributes named as in the function's signature, such as
     `pop`, `mutation` and `tournament`.
 
-    Two more attributes hold parameters of the run that replace the population's own: `train` those of the block `train`
-    of `params.yaml`, and `block` those of the algorithm's block `algos.<name>`.
+    There are two more attributes, `train` and `block`. They hold parameters that the call sets, in place of those with
+    which the population was created. `train` has parameters of the block `train` of `params.yaml`; `block` has
+    parameters of the algorithm's block, `algos.<name>`.
 
     Args:
         arguments: the arguments by name.
@@ -353,10 +354,10 @@ class Call(SimpleNamespace):
         Args:
             warm: transitions that agents learn from before their own, or the dataset of offline training; None for
                 none.
-            collect: a function that collects rollouts of `ticks` steps for all members, called with (regime, ticks),
-                where the regime is the training loop; see `evopipe.parts.OnPolicy`. None for evopipe's own collection.
-            adopt: a function that is called at the end with the training regime, which holds the replay buffer; None
-                for none.
+            collect: a function (regime, ticks) that collects rollouts for all members. `regime` is the training loop,
+                see `evopipe.parts.OnPolicy`, and `ticks` the number of steps. None: evopipe collects them.
+            adopt: a function that is called once, after the training. Its argument is the training loop, which holds
+                the replay buffer. None for no such function.
         """
         params = self.params()
         spec = make_spec(params, configure(params.runtime))
@@ -390,5 +391,5 @@ class Call(SimpleNamespace):
 
     @property
     def file(self) -> str:
-        """The default beginning of the names of files that the training writes."""
+        """The beginning of a file's name, for files that the training writes and for which the call gives no path."""
         return f"{self.env_name or 'env'}-{self.name}".replace("/", "_").replace(":", "_")

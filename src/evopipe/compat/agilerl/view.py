@@ -122,6 +122,9 @@ class View:
         return child
 
     def go_on_from(self, parent: Self, slot: Self) -> None:
-        """Copy the scores, steps and fitness of the agent `parent`. `slot`, the agent that this agent replaces, has no
-        effect here."""
+        """Copy three lists of the agent `parent` to this agent: `scores` (returns of finished episodes), `steps` and
+        `fitness`.
+
+        `slot` is the agent that this agent replaces. Here it has no effect; subclasses may use it.
+        """
         self.scores, self.steps, self.fitness = [*parent.scores], [*parent.steps], [*parent.fitness]

@@ -84,11 +84,13 @@ class AgentTrainer:
         agent_class: a subclass of `BaseAgent`, together with `env_class`. None: the agent that fits an adapted
             environment.
         env_class: a subclass of `BaseEnv`; or an environment of another library, as a class or a text, see
-            `agents.adapters`. None: `agents.environment` of the configuration, if there is no workflow or flow.
+            `agents.adapters`. None: the environment that the configuration names in `agents.environment`. Name no
+            environment if you pass `workflow_class` or `flow`.
         agent_args: arguments of the agent's constructor.
         env_args: arguments of the environment's constructor, in addition to those in a task.
-        config: overrides of the default configuration: a mapping, dotted or nested, a list of `key=value`, an object of
-            nested attributes, or the path of a YAML file. `explain()` shows the result.
+        config: values that replace those of the default configuration. It is a mapping with dotted keys or nested
+            mappings, a list of `key=value` texts, an object with nested attributes, or the path of a YAML file. The
+            method `explain` shows the result.
         train_dataset: tasks to learn from: a `Dataset` or a list of mappings. None: the file `data.train_files`, or the
             tasks that an adapted environment makes.
         val_dataset: tasks of validations. None: the file `data.val_files`, or the tasks to learn from.

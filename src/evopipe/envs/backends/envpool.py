@@ -103,7 +103,7 @@ class EnvpoolRows:
         return RowStep.of(self._actions, obs, reward, terminated, truncated, None)
 
     def close(self) -> None:
-        """Release all environments, after a running step has finished."""
+        """Wait until a running step has finished, then release all environments."""
         for batch, _ in self._sent:
             with contextlib.suppress(Exception):
                 batch.recv()

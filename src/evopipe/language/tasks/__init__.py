@@ -32,7 +32,8 @@ _SECONDS = 60.0  # that code of one's own has to be imported, and to be made
 class Task(Protocol):
     """The interface of tasks: a task makes rows with prompts, and scores completions.
 
-    A task may have an attribute `characters`, all characters of its rows, from which a tiny base makes its tokenizer.
+    A task may have an attribute `characters`: a text of all characters that its rows use. If `language.model` is
+    `tiny`, its tokenizer is made from these characters, unless `language.tiny.characters` gives others.
     """
 
     def rows(self, rng: np.random.Generator, n: int) -> list[dict[str, Any]]:

@@ -92,8 +92,8 @@ class Symbols(Schema):
         return row if worse is None else {**row, "chosen": answer, "rejected": worse}
 
     def score(self, row: Mapping[str, Any], completion: str) -> float:
-        """Return 1 if the completion is the answer, else 0. With `by_place`, return the share of positions at which
-        completion and answer agree."""
+        """Return 1 if the completion is the answer, else 0. If the task's setting `by_place` is true,
+        return the share of positions at which completion and answer agree."""
         answer = str(row["answer"])
         if not self.by_place:
             return float(completion == answer)

@@ -73,12 +73,13 @@ class Vocabulary:
 
 
 def code(guess: np.ndarray, word: np.ndarray) -> np.ndarray:
-    """Return the colours of guesses for secret words, as one uint16 code each. Both are `[…, n]`: words of n letters,
-    as numbers.
+    """Return the colours of each guess for its secret word, as a uint16 code, `[…]`. `guess` and `word` are `[…, n]`:
+    words of n letters, as numbers.
 
-    A letter in its right place is green. Other letters are yellow, from the left, as often as the secret word has them
-    in places that are not green; the rest are black. The code has base 3: the first letter's digit is the lowest, with
-    black 0, yellow 1 and green 2.
+    A letter in its right place is green. Another letter is yellow if the secret word has it in a place that is not
+    green. If the guess has such a letter more often than the secret word, only the leftmost are yellow. All other
+    letters are black. The code has one digit of base 3 for each letter, the lowest for the first letter: black is 0,
+    yellow 1 and green 2.
     """
     green = guess == word
     other = (guess[..., :, None] == word[..., None, :]) & ~green[..., None, :]

@@ -24,9 +24,9 @@ from evopipe.track.record import New, TrackedRun
 class TrackerBackend(Protocol):
     """The protocol of a connection to an experiment tracker.
 
-    The method `deliver` sends what the tracker does not have yet of a run, and returns counts of what it sent. The
-    method `close` ends the connection. Both may raise any exception; the caller then tries again later with a new
-    connection.
+    The method `deliver` sends those data of a run that the tracker does not have yet, and returns counts of what it
+    sent. The method `close` ends the connection. Both may raise any exception; the caller then tries again later with a
+    new connection.
     """
 
     def deliver(self, run: TrackedRun) -> New: ...
