@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("transformers")
@@ -94,6 +95,9 @@ def test_a_completion_ends_by_its_last_token_by_a_text_or_by_its_length() -> Non
     ]  # fmt: skip
     assert [len(out.completion_ids) for out in outs] == [2, 2, 3, 0]
     assert model.log == outs
+    assert [out.content for out in outs] == [out.text for out in outs]
+    assert [out.logprobs for out in outs] == [[-1.0, -2.0], [-1.0, -2.0], [-1.0, -2.0, -3.0], []]
+    assert {tuple(out.prompt_ids) for out in outs} == {tuple(base.prompt("1", False, None))}
     assert [model.entropies[id(out)] for out in outs] == [[0.5] * n for n in (2, 2, 3, 0)]
     assert model.name == "3-7"
 
@@ -158,10 +162,20 @@ def test_values_are_json_and_what_has_no_such_form_is_its_text() -> None:
 
     deep: list[Any] = []
     deep.append(deep)
-    task = {"x": (1, math.nan, -math.inf), 3: Scalar(), "odd": Odd(), "set": {1}}
+    task = {
+        "x": (1, math.nan, -math.inf),
+        3: Scalar(),
+        "odd": Odd(),
+        "set": {1},
+        "made": Step,
+        "array": np.arange(2),
+    }
     made = Episode("a:b:12", task, TerminationReason.ERROR, info={"deep": deep})
     told = made.to_dict()
-    assert told["task"] == {"x": [1, None, None], "3": 1.5, "odd": "<Odd>", "set": "{1}"}
+    assert told["task"] == {
+        "x": [1, None, None], "3": 1.5, "odd": "<Odd>", "set": "{1}", "made": repr(Step),
+        "array": "array([0, 1])",
+    }  # fmt: skip
     assert (told["termination_reason"], made.task_id, made.rollout_idx) == ("error", "a:b", 12)
     levels, at = 0, told["info"]["deep"]
     while isinstance(at, list):
@@ -291,6 +305,7 @@ def test_tools_are_called_by_the_templates_format_with_ids_of_their_place_in_the
     agent = CallingAgent(show_tools=show)
     agent.update_from_env([{"role": "user", "content": "a"}, "b"], 0.0, False, {"tools": [tool]})
     assert agent.offered == ([tool] if show else [])
+    assert agent.chat_completions == [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
     text = 'so <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
     action = agent.update_from_model(text).action
     (call,) = action["calls"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,6 +101,18 @@ def test_what_a_limit_of_tokens_ended_is_cut(reason: str, cut: float) -> None:
     regime._measure(cohort, batch_of([[]], 0, words.CPU).text, [done], [[]], torch.zeros(1), 0)
     (row,) = regime.measures.rows()
     assert dict(zip(regime.measures.names, row[2:], strict=True))["cut"] == 0.75 * cut
+
+
+@pytest.mark.parametrize(("record", "taken"), [("validation", [0, 0, 1]), ("all", [1, 1, 1]), ("none", [0, 0, 0])])
+def test_of_a_generation_the_last_rounds_tokens_are_written(record: str, taken: list[int], tmp_path: Path) -> None:
+    regime, _ = regime_of({"agents.record": record})
+    clock, found, done = regime.clock, [], [[ended(0, 1.0)]]
+    assert not regime._sample(done)  # there is no folder
+    regime.folder, clock.each, clock.total = tmp_path, 3, 9
+    for here in range(3):
+        clock.here = clock.tick = here
+        found.append(len(regime._sample(done)))
+    assert found == taken
 
 
 def output(prompt: list[int], ids: list[int]) -> ModelOutput:

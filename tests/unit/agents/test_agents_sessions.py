@@ -76,6 +76,8 @@ def test_a_sessions_draws_are_of_its_name_its_prompt_how_often_it_was_asked_and_
     equal = draws_of("a", text_asked(prompt=["1", "2", "1"]))
     assert len(set(equal)) == 3
     assert draws_of("a", text_asked(prompt="1"), text_asked(prompt="2"), text_asked(prompt="1")) == equal
+    assert draws_of("a", text_asked(prompt="1", n=2))[0] == equal[0]
+    assert len(set(draws_of("a", text_asked(prompt=["1", "2"], n=2)))) == 4
     tokens = draws_of("a", text_asked(prompt=[[8, 9], [9, 8]]))
     assert len({*tokens, *equal}) == 5
     # fixed numbers: a run that goes on draws what it drew before
@@ -108,6 +110,7 @@ def test_steps_of_a_session_are_its_completions_and_know_whether_a_chat_was_edit
 
     asyncio.run(talk())
     assert session.counts == {"completions": 4, "edited": 2}
+    assert [step.model_output for step in session.steps] == session.model.log
     assert [step.info.get("edited", False) for step in session.steps] == [False, False, True, True]
     assert [len(step.chat_completions) for step in session.steps] == [2, 4, 4, 4]
     assert session.steps[1].chat_completions[-1]["content"] == session.steps[1].model_response == "5"
