@@ -53,6 +53,15 @@ def test_standard_errors_count_as_if_one_more_had_been_the_lowest() -> None:
     assert with_errors.index(True) > [reached(ones[:k], 0.5, 0.0, n) for k in range(1, 17)].index(True)
 
 
+def test_errors_count_of_unlike_returns_too() -> None:
+    """Of 6, 4 and a 0 the deviation is 3.055, of which an error of two is 2.16: at a bar of 1.1 the second has to be
+    .52, and the bet has 6 / 3.26 · 4 / .52 = 14 times as much, at .9 above 20 times."""
+    some = np.array([6.0, 4.0])
+    assert not reached(some, 1.1, 0.0, 2, 1.0)
+    assert reached(some, 0.9, 0.0, 2, 1.0)
+    assert not reached(np.array([10.0, 0.5]), 1.0, 0.0, 2, 1.0), "whose mean is 5.25, and an error 4.75"
+
+
 def test_a_success_has_the_mean_that_ends_a_run_already() -> None:
     """An eighth is at .3: bets win in the long run, but two standard errors of those played are below the bar."""
     some = np.array([1.0, 1.0, 1.0, 0.3, 1.0, 1.0, 1.0, 1.0] * 4)

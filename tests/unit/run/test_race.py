@@ -113,6 +113,12 @@ def test_a_difference_is_clear_above_three_standard_errors(behind: float, played
     assert track.played.tolist() == [played, 16]
 
 
+def test_of_one_episode_nothing_is_clear() -> None:
+    track = Track(np.array([[1.0], [9.0], [5.0]]))
+    assert track.race((0, 1)).tolist() == [[1.0], [9.0], [5.0]]
+    assert track.played.tolist() == [1, 1, 1]
+
+
 def test_who_is_best_by_an_estimate_plays_the_rest() -> None:
     """Member 1 stops behind 0, which 2 passes later; and 2 was behind 1 where both played."""
     track = Track(

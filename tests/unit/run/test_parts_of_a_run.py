@@ -1,0 +1,112 @@
+"""Parts of a run by hand: who a run starts with, in which order members act, when callbacks are called and states
+saved."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import populations
+from evopipe.errors import DataError, MissingInputError
+from evopipe.run import drive
+from evopipe.run.act import EVERYONE, by_row, gather, places_of
+from evopipe.run.callbacks import Callbacks
+from evopipe.run.population import about_spec, read_start
+from evopipe.run.session import Home
+from evopipe.run.spec import first_members
+from evopipe.schema.callbacks import CallbacksConfig
+from evopipe.storage import members as stored
+
+
+def test_a_run_starts_with_the_elite_and_with_those_that_did_not_diverge(tmp_path: Path) -> None:
+    p = populations.problem()
+    made = [replace(member, id=10 + i, healthy=i != 1) for i, member in enumerate(first_members(p, 4)[0])]
+    about = about_spec(p)
+    stored.write(tmp_path / "a", made, about)
+    assert [each.id for each in read_start(tmp_path / "a", p, "mend it")] == [10, 12, 13]
+    stored.write(tmp_path / "b", made, {**about, "elite": {"id": 13}})
+    assert [each.id for each in read_start(tmp_path / "b", p, "mend it")] == [13, 10, 12]
+    stored.write(tmp_path / "c", [replace(made[1], slot=0)], about)
+    with pytest.raises(DataError, match="c: every member has diverged; mend it"):
+        read_start(tmp_path / "c", p, "mend it")
+    with pytest.raises(MissingInputError, match="d: not there; mend it"):
+        read_start(tmp_path / "d", p, "mend it")
+    assert about["algo"] == p.train.algo
+    assert about["env"] == p.name
+
+
+def test_actions_stand_in_the_order_of_slots_whoever_is_computed_together() -> None:
+    p = populations.problem()
+    made = [replace(member, slot=slot) for member, slot in zip(first_members(p, 4)[0], (7, 2, 5, 3), strict=True)]
+    cohorts = [*p.form(made[:2]), *p.form(made[2:])]
+    slots = [list(cohort.slots) for cohort in cohorts]
+    order = sorted(slot for each in slots for slot in each)
+    assert places_of(cohorts) == [[order.index(slot) for slot in each] for each in slots]
+    chosen = [torch.tensor([[70], [20]]), torch.tensor([[50], [30]])]
+    assert gather(chosen, [[3, 0], [2, 1]]).tolist() == [[20], [30], [50], [70]]
+    assert gather(chosen, [[0, 1], [2, 3]]).tolist() == [[70], [20], [50], [30]]
+    assert gather(chosen[:1], EVERYONE).tolist() == [[70], [20]]
+    assert by_row(p, np.arange(6).reshape(2, 3)).tolist() == [0, 1, 2, 3, 4, 5]
+    assert by_row(p, np.arange(12).reshape(2, 3, 2)).shape == (6, 2)
+
+
+@pytest.mark.parametrize(
+    ("every", "envs", "passed", "called"),
+    [(10, 1, (9, 10), 1), (10, 1, (10, 11), 0), (10, 1, (10, 19), 0), (10, 4, (2, 3), 1), (10, 4, (3, 4), 0),
+     (10, 4, (0, 40), 1), (1, 4, (0, 1), 1)],
+)  # fmt: skip
+def test_ticks_are_told_when_a_multiple_of_their_steps_is_passed(
+    every: int, envs: int, passed: tuple[int, int], called: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    made = Callbacks(CallbacksConfig(tick_steps=every), {"on_tick": told.append}, Path(), lambda member: None)  # type: ignore[arg-type,list-item]
+    monkeypatch.setattr(made, "_call", lambda run, kind: told.append(kind))
+    run: Any = SimpleNamespace(clock=SimpleNamespace(envs=envs, ticks=passed[1]))
+    made.after_tick(run, passed[0])
+    assert told == ["on_tick"] * called
+
+
+def test_a_new_elite_is_told_before_its_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    given: Any = {"on_best": print, "on_generation": print, "on_tick": None}
+    made = Callbacks(CallbacksConfig(), given, Path(), lambda member: None)
+    monkeypatch.setattr(made, "_call", lambda run, kind: told.append(kind))
+    champion = object()
+    run: Any = SimpleNamespace(champion=champion, clock=SimpleNamespace(envs=1, ticks=10**9))
+    made.after_generation(run, None)
+    made.after_generation(run, champion)  # type: ignore[arg-type]
+    made.after_tick(run, 0)
+    assert told == ["on_best", "on_generation", "on_generation"]
+
+
+def test_a_divided_run_has_a_store_of_its_own(tmp_path: Path) -> None:
+    home = Home(tmp_path, tmp_path / "state", 1.0)
+    assert [home.store(parts).folder.name for parts in (0, 1, 3)] == ["checkpoints", "checkpoints-1", "checkpoints-3"]
+    assert home.store(2).folder.parent == tmp_path / "state"
+    assert replace(home, checkpoints=tmp_path / "x").store(2).folder == tmp_path / "x"
+
+
+def test_what_is_left_is_told_by_the_share_that_this_process_has_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [50.0]
+    monkeypatch.setattr(drive.time, "perf_counter", lambda: now[0])
+    clock = SimpleNamespace(generation=2, step=40, total=25, envs=4, env_steps=100, eval_steps=7)
+    run: Any = SimpleNamespace(clock=clock, share=0.2, target=3.0)
+    watch = drive._Stopwatch(run)
+    assert watch.progress("learning").seconds_left is None  # nothing is done yet
+    now[0], run.share, clock.env_steps = 60.0, 0.4, 150
+    told = watch.progress("learning")
+    assert (told.steps_per_second, told.seconds_left) == (5.0, pytest.approx(30.0))
+    assert (told.generation, told.step, told.max_steps, told.env_steps, told.eval_steps) == (2, 40, 100, 150, 7)
+    assert (told.phase, told.target) == ("learning", 3.0)
+    assert [watch.lap(), watch.due(), watch.due()] == [10.0, True, False]
+    now[0] += 0.24
+    assert not watch.due()
+    now[0] += 0.01
+    assert watch.due()
+    assert watch.lap() == pytest.approx(0.25)
