@@ -57,31 +57,6 @@ def test_a_group_says_something_if_rewards_of_a_role_differ_among_what_counts() 
     assert regime._says([ended(0, 1.0), ended(1, 2.0, reason="unknown")])
 
 
-def test_only_groups_without_spread_are_played_again_and_replaced_by_those_that_have_some() -> None:
-    regime, cohorts = regime_of({"algos.grpo.redraws": 2, "data.train_batch_size": 3})
-    assert [regime._group(job(place), cohorts[0]) for place in (0, 1, 2, 5, 6, 7, 11)] == [
-        (0, n) for n in (0, 0, 1, 2, 0, 0, 2)
-    ]  # fmt: skip
-    # rewards by place: task 1 differs at once, task 0 in the next wave, task 2 never
-    rewards = [1.0, 1.0, 1.0, 2.0, 3.0, 3.0, 4.0, 5.0, None, None, 6.0, 6.0, None, None, None, None, 7.0, 7.0]
-    waves: list[list[int]] = []
-
-    def play(cohorts: Any, jobs: Any, purpose: Any, when: int, stopped: Any) -> list[Done]:
-        waves.append([each.place for each in jobs])
-        assert when == 5
-        return [ended(each.place, rewards[each.place]) for each in jobs]  # type: ignore[arg-type]
-
-    regime.play = play
-    found = regime._played(cohorts, 5, lambda: False)
-    assert waves == [[0, 1, 2, 3, 4, 5], [6, 7, 10, 11], [16, 17]]
-    assert [one.job.place for one in found] == [6, 7, 2, 3, 4, 5]
-    rewards[4:6] = [3.0, 4.0]
-    waves.clear()
-    found = regime._played(cohorts, 5, lambda: False)
-    assert waves == [[0, 1, 2, 3, 4, 5], [6, 7]]  # and then nothing is left to replace
-    assert [one.job.place for one in found] == [6, 7, 2, 3, 4, 5]
-
-
 def test_a_member_without_a_row_has_nothing_effective() -> None:
     regime, (cohort,) = regime_of({})
     batch = batch_of([[]], 0, words.CPU)

@@ -1,5 +1,5 @@
-"""Parts of a run by hand: who a run starts with, in which order members act, when callbacks are called and states
-saved."""
+"""Parts of a run by hand: who a run starts with, in which order members act, and where states
+are saved."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ import populations
 from evopipe.errors import DataError, MissingInputError
 from evopipe.run import drive
 from evopipe.run.act import EVERYONE, by_row, gather, places_of
-from evopipe.run.callbacks import Callbacks
 from evopipe.run.population import about_spec, read_start
 from evopipe.run.session import Home
 from evopipe.run.spec import first_members
-from evopipe.schema.callbacks import CallbacksConfig
 from evopipe.storage import members as stored
 
 
@@ -54,35 +52,6 @@ def test_actions_stand_in_the_order_of_slots_whoever_is_computed_together() -> N
     assert gather(chosen[:1], EVERYONE).tolist() == [[70], [20]]
     assert by_row(p, np.arange(6).reshape(2, 3)).tolist() == [0, 1, 2, 3, 4, 5]
     assert by_row(p, np.arange(12).reshape(2, 3, 2)).shape == (6, 2)
-
-
-@pytest.mark.parametrize(
-    ("every", "envs", "passed", "called"),
-    [(10, 1, (9, 10), 1), (10, 1, (10, 11), 0), (10, 1, (10, 19), 0), (10, 4, (2, 3), 1), (10, 4, (3, 4), 0),
-     (10, 4, (0, 40), 1), (1, 4, (0, 1), 1)],
-)  # fmt: skip
-def test_ticks_are_told_when_a_multiple_of_their_steps_is_passed(
-    every: int, envs: int, passed: tuple[int, int], called: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[str] = []
-    made = Callbacks(CallbacksConfig(tick_steps=every), {"on_tick": told.append}, Path(), lambda member: None)  # type: ignore[arg-type,list-item]
-    monkeypatch.setattr(made, "_call", lambda run, kind: told.append(kind))
-    run: Any = SimpleNamespace(clock=SimpleNamespace(envs=envs, ticks=passed[1]))
-    made.after_tick(run, passed[0])
-    assert told == ["on_tick"] * called
-
-
-def test_a_new_elite_is_told_before_its_generation(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    given: Any = {"on_best": print, "on_generation": print, "on_tick": None}
-    made = Callbacks(CallbacksConfig(), given, Path(), lambda member: None)
-    monkeypatch.setattr(made, "_call", lambda run, kind: told.append(kind))
-    champion = object()
-    run: Any = SimpleNamespace(champion=champion, clock=SimpleNamespace(envs=1, ticks=10**9))
-    made.after_generation(run, None)
-    made.after_generation(run, champion)  # type: ignore[arg-type]
-    made.after_tick(run, 0)
-    assert told == ["on_best", "on_generation", "on_generation"]
 
 
 def test_a_divided_run_has_a_store_of_its_own(tmp_path: Path) -> None:
