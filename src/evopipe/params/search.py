@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from evopipe import searchers
-from evopipe.errors import ParamsError, suggestion
+from evopipe.errors import ParamsError, did_you_mean, suggestion
 from evopipe.schema.declare import COMPLETE, Problem, Schema, explain, located
 
 _ELSEWHERE = "tournament"  # its block is `evolution.tournament`
@@ -68,7 +68,7 @@ class SearchConfig(Schema):
     @classmethod
     def _known(cls, name: str) -> str:
         if name not in (known := searchers.names()):
-            raise ValueError(f"there is no strategy {name!r}{suggestion(name, known)}; there are {', '.join(known)}")
+            raise ValueError(f"there is no strategy {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}")
         try:
             if name != _ELSEWHERE:  # whose module nothing here asks for: light commands stay light
                 searchers.get(name)

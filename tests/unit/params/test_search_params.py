@@ -51,6 +51,7 @@ NEVER = "begins new trials and does not end by itself: give the environment step
                                     "raise it, or lower train.evo_steps"),
         ({"strategy": "halvin", "budget": 900}, "strategy",
          "search.strategy: there is no strategy 'halvin', did you mean 'halving'?"),
+        ({"strategy": "nothing"}, "strategy", "search.strategy: there is no strategy 'nothing'; there are growth, "),
         ({"strategy": "halving", "budget": 900, "halving": {**HALVING, "eta": 1}}, "eta",
          "search.halving.eta: must be at least 2, got 1"),
     ],
