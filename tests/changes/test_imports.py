@@ -61,6 +61,7 @@ def reaching_up(path: str, tree: ast.Module) -> list[str]:
     ]
 
 
+@pytest.mark.thorough
 def test_no_import_by_name_leads_to_a_higher_room() -> None:
     found = [each for path, tree in modules() for each in reaching_up(path, tree)]
     assert found == []

@@ -18,7 +18,7 @@ from evopipe.rng import Purpose
 from evopipe.schema.env import EnvConfig
 
 CPU, PI, ROWS = torch.device("cpu"), np.pi, 20
-STEPS = [pytest.param(2_000, id="2e3"), pytest.param(100_000, marks=pytest.mark.slow, id="1e5")]
+STEPS = [pytest.param(1_000, id="1e3"), pytest.param(100_000, marks=pytest.mark.slow, id="1e5")]
 # Half the width of the states from which some steps begin: where random actions do not lead.
 ANYWHERE = {
     "Acrobot-v1": [PI, PI, 4 * PI, 9 * PI],

@@ -31,6 +31,7 @@ def trained(folder: Path, overrides: dict[str, Any], stages: tuple[str, ...] = (
     return folder
 
 
+@pytest.mark.thorough
 def test_a_run_is_told_what_its_report_says(tmp_path: Path) -> None:
     """Once it was trained, before any other stage, and from outside its folder."""
     trained(tmp_path, ILL)

@@ -79,6 +79,7 @@ def trainer(base: Path, **changes: Any) -> evopipe.AgentTrainer:
     return evopipe.AgentTrainer(flow=looks_up, endpoint=True, config=config, train_dataset=TASKS)
 
 
+@pytest.mark.thorough
 def test_a_framework_and_its_function_tool_are_trained_unchanged(tmp_path: Path) -> None:
     found = trainer(tool_base(tmp_path / "base"), **{"trainer.default_local_dir": str(tmp_path / "run")}).train()
     assert found.measures[-1]["failed"] == 0.0

@@ -132,6 +132,7 @@ def stream(step: int, members: int = 2) -> Stream:
     return Stream(torch.arange(members), Purpose.UPDATE, torch.tensor([step]))
 
 
+@pytest.mark.thorough
 def test_noise_is_factorised_and_as_large_as_the_paper_says() -> None:
     """ε = f(a) f(b), f(x) = sign(x) √|x|: of every layer behind the latent, mean 0, f of mean square E|x| = √(2/π)."""
     net, scale = nets(ARCH)

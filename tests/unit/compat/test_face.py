@@ -284,6 +284,7 @@ def test_checkpoints_and_the_elite_come_back(tmp_path: Path) -> None:
     assert agilerl.Agent.load(tmp_path / "last_0").steps == [160]
 
 
+@pytest.mark.thorough
 def test_weights_and_biases_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The outbox is told; what it does with it is tested where it stands."""
     pytest.importorskip("wandb")

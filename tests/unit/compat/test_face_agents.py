@@ -482,6 +482,7 @@ def test_images_whose_channels_the_script_moves_are_the_same_rows() -> None:
 # --- datasets ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_offline_is_the_same_run_as_by_params(tmp_path: Path) -> None:
     g, n = np.random.default_rng(1), 60
     columns = {

@@ -175,6 +175,7 @@ def test_a_run_evolves_and_goes_on_to_the_bit_whoever_learns(name: str, run: Cal
     assert all(member.healthy for member in whole.members)
 
 
+@pytest.mark.thorough
 def test_a_member_that_diverged_is_found_and_replaced(run: Callable[..., Any]) -> None:
     made = run(problem("dqn"), 3)
     populations.advance(made, 10)

@@ -93,6 +93,7 @@ def test_a_discount_that_sees_far_enough_is_not_warned_of() -> None:
     assert outlook(described("Told-v0", {"length": 1000}), 1.0)[1:] == []
 
 
+@pytest.mark.thorough
 def test_the_check_says_it_after_its_own_findings(tmp_path: Path) -> None:
     answer = call(tmp_path, "env", "check", "MountainCar-v0")
     assert (answer.code, answer.out) == (0, "MountainCar-v0: ok\n")

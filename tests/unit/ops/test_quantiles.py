@@ -55,6 +55,7 @@ def test_one_quantile_is_half_the_huber_loss() -> None:
     assert quantile_huber_loss(theta, target).tolist() == [0.0625, 0.25, 1.25]
 
 
+@pytest.mark.thorough
 def test_descent_finds_the_quantiles_of_what_is_seen() -> None:
     """Of numbers far apart, so that the Huber loss is all but its limit |u|: then the best θ are sample quantiles."""
     seen = 1000.0 * torch.from_numpy(np.random.default_rng(0).gamma(2.0, size=4001))

@@ -73,6 +73,7 @@ def test_at_most_five_sentences() -> None:
     assert len(rules(more)) == 5
 
 
+@pytest.mark.thorough
 def test_leaders_at_a_bound_are_told_of_it() -> None:
     """Every change of the rate ends at a bound: some generations later the best are all at one of them."""
     evolve = {"lr": {"min": 1e-3, "max": 1.2e-3, "grow": 2.0, "shrink": 0.5}}
@@ -114,6 +115,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
     return folder, _shown(write_run(folder, members=3, generations=4, diverge=0.0, episodes=20))
 
 
+@pytest.mark.thorough
 def test_a_lead_that_was_luck(written: tuple[Path, dict[str, Any]]) -> None:
     folder, params = written
     run = read(folder)

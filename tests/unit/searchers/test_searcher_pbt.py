@@ -115,6 +115,7 @@ def test_copies_may_mutate_as_evolution_says_in_the_place_of_values() -> None:
     assert [fate.change for fate in fates[8:]] == [DRAWN, DRAWN]
 
 
+@pytest.mark.thorough
 def test_in_a_run_copies_are_mutated_and_nobody_else() -> None:
     chances = {**dict.fromkeys(("none", "parameters", "activation", "rl_hp"), 0.0), "architecture": 1.0}
     p = populations.problem(

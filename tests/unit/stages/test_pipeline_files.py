@@ -332,6 +332,7 @@ def one_pipeline(make: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, old
     return folder / "dqn-cartpole"
 
 
+@pytest.mark.thorough
 def test_a_stale_file_is_named_with_the_command_and_made_anew(
     make: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

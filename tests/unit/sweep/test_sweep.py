@@ -221,6 +221,7 @@ def test_a_run_that_has_ended_is_not_run_again(project: Path) -> None:
     assert len(folders(project)) == 2
 
 
+@pytest.mark.thorough
 def test_a_run_that_fails_does_not_stop_the_others(project: Path) -> None:
     answer = call(project, "sweep", "--set", "population.start=nowhere,null", "--jobs", "1")
     assert answer.code == 66

@@ -292,6 +292,7 @@ def test_code_that_is_not_as_committed_has_no_revision(tmp_path: Path) -> None:
 # --- the repository's own ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_every_row_is_a_pipeline() -> None:
     rows = zoo.rows(ROOT)
     assert {*RECORDED} <= rows.keys()
