@@ -264,6 +264,7 @@ QUICK = {2, 7}
 
 
 @pytest.mark.parametrize("seed", [n if n in QUICK else pytest.param(n, marks=pytest.mark.thorough) for n in range(24)])
+@pytest.mark.thorough
 def test_a_drawn_search_in_shards_is_that_of_one_process_whatever_is_killed(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

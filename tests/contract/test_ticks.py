@@ -140,6 +140,8 @@ LIKE = {
     "unlike-members",
     "evaluation",
     "one-environment",
+    "td3-twice",
+    "by-training",
     "seldom",
     "hard-target",
     "cqn",

@@ -98,6 +98,7 @@ def test_so_does_one_of_other_settings(algo: str, more: dict[str, Any], run: Cal
     "algo", ["dqn", pytest.param("ppo", marks=pytest.mark.thorough), pytest.param("td3", marks=pytest.mark.thorough)]
 )
 @pytest.mark.parametrize("backend", ["torch", "c"])
+@pytest.mark.thorough
 def test_so_does_one_in_tensors(backend: str, algo: str, run: Callable[..., Any]) -> None:
     waiting, always = problem(algo, TURNS), problem(algo)
     for p in (waiting, always):

@@ -454,6 +454,7 @@ def states(folder: Path) -> set[str]:
     return {path.name for path in folder.glob(".evopipe/train/*") if path.is_dir()}
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_serves_the_run_that_wrote_it_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

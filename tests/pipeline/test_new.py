@@ -111,6 +111,7 @@ def test_it_is_the_packages_own_whatever_the_working_tree_says(tmp_path: Path, m
     assert (contents("x"), contents("x", "CartPole-v1")) == before
 
 
+@pytest.mark.thorough
 def test_an_installed_environment_needs_no_module(tmp_path: Path) -> None:
     assert call(tmp_path, "new", "p", "--env", "CartPole-v1", "--quiet") == (0, "", "")
     assert files(tmp_path / "p") == FILES - {"my_env.py"}
@@ -231,6 +232,7 @@ def test_inside_other_repositories(tmp_path: Path) -> None:
     assert "it is a git and DVC repository" in call(tmp_path, "new", "build/p").out
 
 
+@pytest.mark.thorough
 def test_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     answer = call(tmp_path, "new", "p")

@@ -62,6 +62,7 @@ def lines(folder: Path) -> dict[int, Path]:
     return {int(found.name.removeprefix("seed-")): found for found in folder.glob(".evopipe/replay/*/seed-*")}
 
 
+@pytest.mark.thorough
 def test_a_replay_goes_through_the_values_of_the_elites_line_at_its_steps(replayed: Path) -> None:
     """Looked up by plain code: the elite's ancestors, and when they were born; then what the replays lived through."""
     records = [json.loads(line) for line in (replayed / "reports/lineage.jsonl").read_text().splitlines()]

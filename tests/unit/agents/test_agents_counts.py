@@ -229,6 +229,7 @@ def test_a_round_was_rewarded_if_any_member_of_any_cohort_was(slot: int, rewarde
     assert (regime.clock.ticks, regime.clock.rewarded) == (1, rewarded)
 
 
+@pytest.mark.thorough
 def test_the_share_of_redrawn_episodes_counts_each_of_them() -> None:
     """In the first wave all rewards are equal, and both tasks give way to others."""
     played = []

@@ -40,6 +40,7 @@ def test_every_row_says_what_is_healthy_and_what_if_not() -> None:
 
 
 @pytest.mark.parametrize("algo", algos.names())
+@pytest.mark.thorough
 def test_what_a_run_tells_is_in_the_table(algo: str) -> None:
     found = told(algo)
     assert len(found) >= 8

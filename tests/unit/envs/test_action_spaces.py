@@ -183,6 +183,7 @@ def test_both_forms_of_a_mask_mean_the_same(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "masks"), MASKS)
+@pytest.mark.thorough
 def test_worker_processes_give_what_this_process_gives(name: str, masks: str) -> None:
     with Workers(2) as workers:
         here, there = started(config(name, masks), 5), started(config(name, masks), 5, workers)

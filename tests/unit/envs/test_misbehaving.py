@@ -203,6 +203,7 @@ def test_an_error_of_many_lines_is_told_in_one_with_its_place(workers: Workers) 
 
 
 @pytest.mark.parametrize("how", ["cancels", "ignores", "takes"])
+@pytest.mark.thorough
 def test_one_that_hangs_is_ended_whatever_it_does_to_the_alarm(how: str) -> None:
     before = signal.getsignal(signal.SIGALRM)
     for _ in range(2):

@@ -161,6 +161,7 @@ def test_the_environments_really_live_elsewhere(workers: Workers) -> None:
         pool.env(0)
 
 
+@pytest.mark.thorough
 def test_a_state_goes_from_one_place_to_another(any_workers: Workers) -> None:
     for before, after in ((None, any_workers), (any_workers, None)):
         pool = started(config("LunarLander-v3"), 4, before)
@@ -637,6 +638,7 @@ def test_auto_leaves_environments_with_threads_to_this_process(monkeypatch: pyte
             assert started(odd("Threaded"), 16, workers).worker_count == count
 
 
+@pytest.mark.thorough
 def test_workers_survive_a_thread_that_started_them() -> None:
     pools: list[EnvPool] = []
     with Workers(2) as workers:

@@ -129,6 +129,7 @@ def test_an_elite_away_from_its_run_has_no_lineage(run: Path) -> None:
     assert "lineage.svg" not in contents(Path("dry"))
 
 
+@pytest.mark.thorough
 def test_another_elite_replaces_the_whole(run: Path, server: Hub) -> None:
     server.repos["me/cart"] = {"old.bin": b"1", "README.md": b"old"}
     assert call("push", "run", "me/cart", "--no-film")[0] == 0
@@ -226,6 +227,7 @@ def test_a_manifest_cannot_reach_outside(run: Path, server: Hub) -> None:
     assert not Path("fetched").exists()
 
 
+@pytest.mark.thorough
 def test_code_that_is_not_this_versions_is_named(run: Path, server: Hub, tmp_path: Path) -> None:
     files = {name: data for name, data in contents(run / ELITE).items() if name != "manifest.json"}
     code, wrong = pulled(server, {**files, "numpy_policy.py": b"raise SystemExit\n"}, tmp_path)

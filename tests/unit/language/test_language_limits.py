@@ -88,6 +88,7 @@ def test_more_tokens_than_the_base_has_places_for_are_refused_with_the_line(gpt2
         assert answer.err.count("\n") == 1
 
 
+@pytest.mark.thorough
 def test_places_are_counted_where_tokens_were_made_for_fewer(gpt2: Path, tmp_path: Path) -> None:
     words.project(tmp_path, language__model=str(gpt2), language__max_prompt=4, language__max_completion=8)
     for stage in ("fetch", "buffer", "population"):

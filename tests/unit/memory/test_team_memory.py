@@ -143,7 +143,7 @@ def test_a_teams_saved_windows_go_on_and_forgotten_ones_begin_anew() -> None:
 
 
 @pytest.mark.parametrize("native", [False, True])
-@pytest.mark.parametrize("steps", [1, 2, 3, 5])
+@pytest.mark.parametrize("steps", [1, *(pytest.param(n, marks=pytest.mark.thorough) for n in (2, 5)), 3])
 def test_each_agent_is_paid_until_it_is_gone(steps: int, native: bool, kernels: None) -> None:
     """Each life by itself, of agents that terminate, are truncated beside others, come and come back: every step of an
     agent begins one transition of its own, and one alone, whose end is where it ended, and with whom."""

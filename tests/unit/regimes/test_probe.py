@@ -279,6 +279,7 @@ def test_the_share_of_legal_actions_and_of_ends(algo: str) -> None:
 
 
 @pytest.mark.parametrize("algo", ["ippo", "maddpg"])
+@pytest.mark.thorough
 def test_each_agent_of_a_team_is_told_of(algo: str) -> None:
     """A team's score is the sum over its agents, who are told of by their names."""
     own = {"learn_step": 64, "epochs": 1} if algo == "ippo" else {"learn_step": 8}

@@ -224,6 +224,7 @@ def test_a_signal_that_is_no_number_is_shown_as_such_and_breaks_no_tracker(root:
         assert [event.value for event in read.Scalars("losses/entropy")] == [0.5, 1.0]
 
 
+@pytest.mark.thorough
 def test_members_that_waited_in_the_last_generation_are_in_mlflow_too(root: Path) -> None:
     folder = made(root, generations=1, ended=False)
     log = JsonlSink(folder / "events.jsonl")

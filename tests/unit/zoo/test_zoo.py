@@ -301,6 +301,7 @@ def test_every_row_is_a_pipeline() -> None:
 
 
 @pytest.mark.parametrize("name", RECORDED)
+@pytest.mark.thorough
 def test_a_recorded_row_is_whole(name: str) -> None:
     row: ZooRow = zoo.find(name, ROOT)
     seeds, data = row.seeds(), row.archive.read_bytes()
