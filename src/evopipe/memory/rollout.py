@@ -146,7 +146,9 @@ class Rollout:
         torch.cat((usable, torch.stack((*numbers, *of_team), dim=-1)), dim=-1, out=after)
 
     def cut(self, tick: int, members: list[int], envs: list[int]) -> None:
-        """Mark the step `tick` as the last known step of its episode, for some environments of some members.
+        """Mark the step `tick` as the end of what is known of its episode, for some environments of some members.
+
+        What came after this step was lost, so no later reward counts for it.
 
         The pair (`members[i]`, `envs[i]`) names one environment, by the index of the member and that of its
         environment.
@@ -154,22 +156,22 @@ class Rollout:
         self.after[members, tick, envs, self.layout.spaces.observations + 2] = 1.0
 
     def following(self, ticks: int) -> tuple[Tensor, ...]:
-        """Return the states after each of the first T = `ticks` ticks of P members in E environments each. The method
+        """Return the states after each of the first `ticks` ticks of P members in E environments each. The method
         `estimate` needs the values of these states.
 
-        The result is a tuple: the next observations of O numbers, `[P, T · E, O]`, the recurrent states of M numbers,
-        `[P, T · E, M]`, and for a team each agent's status `next_alive` `[P, T · E]`.
+        The result is a tuple: the next observations of O numbers, `[P, ticks · E, O]`, the recurrent states of M
+        numbers, `[P, ticks · E, M]`, and for a team each agent's status `next_alive` `[P, ticks · E]`.
         """
         o, after = self.layout.spaces.observations, self.after[:, :ticks].flatten(1, 2)
         return after[..., :o], self.memory[:, 1 : ticks + 1].flatten(1, 2), *after[..., o + AFTER :].unbind(dim=-1)
 
     def estimate(self, ticks: int, next_value: Tensor, gamma: Tensor, lam: Tensor) -> None:
-        """Compute the advantages (GAE) and value targets of the first T = `ticks` ticks of P members in E environments
-        each, and store them in `rows`.
+        """Compute the advantages (GAE) and value targets of the first `ticks` ticks of P members in E environments
+        each, and store them in the attribute `rows`.
 
         Args:
             ticks: the number of ticks.
-            next_value: `[P, T · E]`, the values of the states that the method `following` returns.
+            next_value: `[P, ticks · E]`, the values of the states that the method `following` returns.
             gamma: `[P]`, the discounts γ.
             lam: `[P]`, λ of GAE.
         """
