@@ -208,7 +208,8 @@ class Workflow(ABC):
         return episode
 
     def compute_trajectory_reward(self, trajectory: Trajectory) -> None:
-        """Set a trajectory's reward to the sum of its steps' rewards. If all of these are 0, it stays as it is."""
+        """Set a trajectory's reward to the sum of its steps' rewards. If all steps have the reward 0, the trajectory
+        keeps the reward that it has."""
         if any(step.reward for step in trajectory.steps):
             trajectory.reward = float(sum(step.reward for step in trajectory.steps))
 

@@ -175,6 +175,8 @@ class Arch:
     def describe(self) -> str:
         """Return a short text for people: `128+64|32|64` means two encoder layers, the latent and one head layer.
 
+        The latent is the layer between encoder and head.
+
         `~` marks a blended layer (one whose output is mixed with its input). Convolutions come first, as channels,
         kernel and stride: `16k3/2+32k3|…`. An encoder that is no MLP is named: `simba 64|32`.
         """

@@ -174,7 +174,8 @@ class AgentGroups:
     def seated(self, x: Tensor) -> Tensor:
         """Arrange agents' inputs by the network that each agent uses: `[P, K, B, …]` → `[P · G, n · B, …]`.
 
-        A group with fewer than n agents has free places, which are filled with copies of its first agent's inputs.
+        The K agents form G groups with one network each; the largest group has n agents. In a smaller group, the free
+        places are filled with copies of its first agent's inputs.
         """
         seats = self.on(x.device).seats
         x = x if seats is None else x.index_select(1, seats)
@@ -213,12 +214,13 @@ class AgentGroups:
         return torch.cat((x, ids.expand(*x.shape[:-1], -1)), dim=-1)
 
     def there(self, next_alive: Tensor) -> Tensor:
-        """Return which agents count as present after a step in each agent's bootstrap target, `[P, K, B, K]` bool.
+        """Return, for the bootstrap target of each agent, which agents count as present after the step:
+        `[P, K, B, K]` bool.
 
-        For the target of agent i, a centralised critic values the next situation, and reads zeros for agents that are
-        not present. Entry [p, i, b, j] is True if agent j is present in the target of agent i. This is so if j acts
-        next, or if the step truncated both i and j. `next_alive` `[P, B, K]` is each agent's status after the step:
-        `GONE`, `ACTS` or `CUT`, see `evopipe.types`.
+        A centralised critic values the situation after the step, and reads zeros for agents that are not present. Entry
+        [p, i, b, j] is True if agent j is present in the target of agent i. This is so if j acts next, or if the step
+        truncated both i and j. `next_alive` `[P, B, K]` is each agent's status after the step: `GONE`, `ACTS` or `CUT`,
+        see `evopipe.types`.
         """
         of = next_alive[:, None]  # [P, 1, B, K]
         return (of == ACTS) | ((of == CUT) & (next_alive.transpose(1, 2)[..., None] == CUT))

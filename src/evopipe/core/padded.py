@@ -195,8 +195,11 @@ class Padded:
         return (counted - 1).clamp(min=0).to(self.device)
 
     def own_inputs(self) -> list[Tensor | None]:
-        """Return for each layer, convolutions and output layer included, which of its padded inputs each row has: 1 or
-        0, `[P, 1, inputs]`. The result is None for a layer whose inputs are not renormalised."""
+        """Return for each layer which of its inputs are a member's own, `[P, 1, inputs]`: 1, or 0 for padding.
+
+        The list also has the convolutions and the output layer. An element is None if the layer's inputs are not
+        normalised by batch renormalisation.
+        """
         if self._own_inputs is None:
             own = self.pack([torch.ones(len(index)) for index in self.index])
             norms = [layer.norm for layer in self.layout.every]

@@ -150,7 +150,7 @@ class LoRA:
 @dataclass(frozen=True)
 class Full:
     """The architecture of a member that changes every weight of the base model by an added term, which is 0 at first.
-    With a tiny base, it learns a language model from scratch.
+    If the base is a tiny model with random weights, such a member learns a language model from scratch.
 
     Attributes:
         activation: always empty: there is no activation to mutate.

@@ -134,7 +134,7 @@ class Base:
         """Mark a text as data, in which special tokens have no effect, because a dataset, an environment or a model
         wrote it.
 
-        If `special_tokens` is true, the text is not marked.
+        If the attribute `special_tokens` is True, the text is not marked.
         """
         return Marked(text) if self.special_tokens else Marked.as_data(text)
 

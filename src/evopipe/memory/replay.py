@@ -560,7 +560,8 @@ class Replay:
     def state(self) -> dict[str, Tensor]:
         """Return a copy on the CPU of the buffers' contents, as tensors by name.
 
-        The contents are the filled rows, positions and sizes, and priorities and frames if there are any.
+        The contents are the filled rows, positions and sizes, and if there are any, priorities and the separately
+        stored images (frames).
         """
         filled = int(self.size.max(initial=0))
         return {

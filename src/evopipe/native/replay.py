@@ -237,7 +237,8 @@ def update(
     """Set the priorities of rows from their errors, by the C kernels; see `Priorities.update`.
 
     Args:
-        levels: the levels of all members' sum trees, from the priorities of single rows upwards; changed in place.
+        levels: the sum trees of all members, in which every node is the sum of the nodes below it. There is one tensor
+            for each level, from the priorities of single rows upwards. They are changed in place.
         slots: `[P]` int64, the members' slots (places in the population).
         index: `[P, B]` int64, the indices of B rows for each of these P members.
         errors: `[P, B]`, the errors of these rows.

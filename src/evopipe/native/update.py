@@ -81,9 +81,10 @@ class Recipe(NamedTuple):
         job: the C struct that holds the addresses of their arrays.
         noise: the number of normal random numbers that each transition of a minibatch needs to draw the next action.
         scale: `[P]`, each member's standard deviation of these random numbers; None if it is 1.
-        own_noise: whether as many random numbers are drawn again, for the actions in the actor's own update.
-        turn: which update of a period the actor learns in, counted from 0. A period has `policy_delay` updates (1 for
-            algorithms without this setting).
+        own_noise: whether the actor's update needs actions of its own, for which the same number of random numbers is
+            drawn once more.
+        turn: the update of a period in which the actor learns, counted from 0. A period has `policy_delay` updates, or
+            1 if the algorithm has no such hyper-parameter.
     """
 
     name: str

@@ -93,9 +93,10 @@ class Policy:
             seed: the seed of exploration.
 
         Returns:
-            int64 `[]` or `[B]`; `[*shape]` or `[B, *shape]` for multi-discrete and multi-binary actions. Continuous
-            actions are float32 of that shape, within the environment's bounds. The type is that of `obs`: for one NumPy
-            observation a NumPy scalar or array, ready for `env.step`.
+            Discrete actions are int64 `[]`, or `[B]` for a batch. Multi-discrete and multi-binary actions are int64
+            `[*shape]` or `[B, *shape]`, with the shape of the action space. Continuous actions have that shape too;
+            they are float32, within the environment's bounds. The result is NumPy or torch, as `obs` is. For one NumPy
+            observation it is a NumPy scalar or array, ready for `env.step`.
 
         Raises:
             UsageError: a shape does not fit, no action is legal, a value is NaN, or the policy is recurrent (use

@@ -304,8 +304,11 @@ class Dialogue:
         self._probe.note(cohort, of_round(text.reward, group, every))
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """Score the members of `cohorts` by their completions of prompts of the validation split, which `seeds` select.
-        `stopped` is a function that returns whether to stop."""
+        """Score the members of `cohorts` by their completions of prompts.
+
+        Each of the `seeds` selects a prompt of the validation split. `stopped` is a function that returns whether to
+        stop.
+        """
         rows = self.completer.corpus.splits["validation"]
         return self.completer.evaluate(cohorts, rows[held_out(seeds, len(rows))], stopped)
 

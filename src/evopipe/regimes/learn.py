@@ -202,10 +202,10 @@ class ReplayLearning:
                     yield _of_share(self._spec, self.replay, Share(i, row, row + 1), own, tick, numbers)
 
     def probe(self, probe: Probe) -> None:
-        """Record the training metrics of each cohort whose metrics are due after this tick (see `Probe.due`).
+        """Record training metrics with `probe`, for each cohort whose metrics are due now (see `Probe.due`).
 
-        A cohort is a group of members that are computed as one batch. The age of the sampled transitions is recorded
-        too, unless training is offline. The argument `probe` records the metrics.
+        The method is called after each tick (training step). A cohort is a group of members that are computed as one
+        batch. Unless training is offline, the age of the sampled transitions is one of the metrics.
         """
         clock, replay, spec = self._clock, self.replay, self._spec
         for cohort in self._cohorts:

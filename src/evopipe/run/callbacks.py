@@ -111,8 +111,10 @@ class Callbacks:
             self._functions[kind] = getattr(function, "__qualname__", type(function).__name__), function
 
     def after_tick(self, run: Run[Any], before: int) -> None:
-        """Call `on_tick` if members have passed a multiple of `tick_steps`. `before` is the number of the run's ticks
-        before its last step.
+        """Call the callback `on_tick` if the last call of `Run.advance` passed a multiple of the setting `tick_steps`.
+
+        The setting counts environment steps of a member. `before` is the number of the run's ticks (training steps)
+        before that call.
 
         Raises:
             EnvironmentFailed: the function raised.

@@ -83,7 +83,7 @@ class Spec(ABC):
     def made_for(self) -> Mapping[str, Any]:
         """The environment's spaces, or an identifier of the base model, as JSON data.
 
-        The data is stored with members. A run can read stored members only if its own data is equal.
+        The data is stored with members. A run can read stored members only if their data equals the run's data.
         """
 
     @property
@@ -207,8 +207,8 @@ class Spec(ABC):
         return searchers.get(self.search.strategy)
 
     def searcher(self, size: int, target: float | None) -> Searcher:
-        """Return the search strategy as an object, for `size` slots (places in the population); `target` is the score
-        that ends the run."""
+        """Return the search strategy as an object, for `size` slots (places in the population). `target` is the score
+        that ends the run; None if no score ends it."""
         about = About(
             size, self.train.max_steps, self.train.evo_steps, self.space, self.seed, self.search.budget, target,
             self.search.proposer, self.mutation.mutate_elite, self.configured,
@@ -299,7 +299,7 @@ class EnvSpec(Spec):
     def made_for(self) -> Mapping[str, Any]:
         """The environment's spaces as JSON data.
 
-        The data is stored with members. A run can read stored members only if its own data is equal.
+        The data is stored with members. A run can read stored members only if their data equals the run's data.
         """
         return self.spaces.to_json()
 

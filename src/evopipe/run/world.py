@@ -186,8 +186,9 @@ class World:
         `[P, E, …]` each.
 
         For a team `next_alive` follows, which says whether each agent acts next: ACTS, CUT or GONE, constants of
-        `evopipe.types`. `broken` is True where nothing can be learned from the step: a number is not finite, no action
-        is legal, or an agent had left or its action was set by the environment.
+        `evopipe.types`. `broken` is True where nothing can be learned from the step. The reason may be a number that is
+        not finite, or that no action is legal. In a team, the agent may also have left before the step, or the
+        environment may have set the agent's action.
         """
         gave = [step.obs, step.reward, step.terminated, step.truncated]
         if self._idle is None:

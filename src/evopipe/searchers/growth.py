@@ -84,7 +84,7 @@ class Search:
         self.active, self.slices, self.grown = state["active"], state["slices"], state["grown"]
 
     def plan(self, history: History, draw: Draw) -> Plan:
-        """Plan the training of one member for one slice of environment steps."""
+        """Plan the next slice, the environment steps between two decisions: one member trains, all others wait."""
         return Plan((self.active,), self.config.slice or self.about.generation)
 
     def step(self, history: History, draw: Draw) -> list[Fate]:

@@ -39,8 +39,8 @@ class Vocabulary:
 
     @cached_property
     def codes(self) -> np.ndarray:
-        """The colours that each word gets as a guess for each secret word, as codes (see `code`): `[guesses, words]`
-        uint16."""
+        """Codes of colours (see `code`), `[guesses, words]` uint16. Entry [i, j] stands for the colours that the guess
+        of word i gets if word j is the secret word."""
         text = np.array(self.words).view(np.uint32).reshape(len(self), self.length)
         rows = max(1, _AT_ONCE // (len(self) * self.length**2))
         return np.concatenate([code(text[i : i + rows, None], text) for i in range(0, len(self), rows)])
@@ -165,8 +165,10 @@ POLICIES: dict[str, Policy] = {
 
 
 def read_words(source: str | Sequence[str]) -> tuple[str, ...]:
-    """Return a vocabulary's words: of `tiny` (all pairs of the letters a to d), of `five` (common words of five
-    letters), of a text file with one word a line, or of the given list.
+    """Return the words of a vocabulary.
+
+    `source` is `tiny` (all pairs of the letters a to d), `five` (common words of five letters), the path of a text file
+    with one word a line, or a list of words.
 
     Raises:
         MissingInputError: the file does not exist.
