@@ -206,7 +206,7 @@ def recipe(critic: str, cfg: Any, state: Any, hp: Hyper, batch: Batch, close: bo
 
 
 def choice(cfg: Any, state: Any) -> Choice | None:
-    """Return the `Choice` with which the C kernels choose actions as `act` does.
+    """Return a `Choice`: what the C kernels need to choose the same actions as `act`.
 
     The result is None if the kernels cannot choose these actions; then torch chooses. `cfg` and `state` are the
     algorithm's configuration and state.

@@ -183,9 +183,10 @@ class AgentGroups:
         return out
 
     def back(self, x: Tensor) -> Tensor:
-        """Undo `seated`: arrange the networks' outputs by agent, `[P · G, n · B, …]` → `[P, K, B, …]`.
+        """Arrange the networks' outputs by agent: `[P · G, n · B, …]` → `[P, K, B, …]`; the inverse of `seated`.
 
-        A member has G networks, one for each group of agents. Each group has n places.
+        A member has G networks, one for each group of agents. n is the number of agents in the largest group; the
+        padding of smaller groups is left out.
         """
         back = self.on(x.device).back
         out: Tensor = x.unflatten(1, (self.seats, -1)).unflatten(0, (-1, len(self.groups))).flatten(1, 2)

@@ -40,9 +40,9 @@ def round_up(value: float, multiple: int) -> int:
 def widest(archs: Sequence[Arch]) -> Arch:
     """Return the smallest architecture in which all of `archs` fit.
 
-    Each layer has the largest of its widths in `archs`, rounded up. A layer that one of `archs` lacks becomes a blended
-    layer, which can be skipped; so does a layer that is blended in one of them. Residual blocks are never blended: if a
-    member lacks one, its padding adds 0.
+    Each layer has the largest of its widths in `archs`, rounded up to a multiple of `WIDTH_MULTIPLE`. A layer that
+    members can skip is called blended. A layer becomes blended if one of `archs` lacks it or has it as a blended layer.
+    Residual blocks are never blended: if a member lacks one, its padding adds 0.
     """
 
     def room(parts: Sequence[Sequence[Block]], residual: bool = False) -> tuple[Block, ...]:

@@ -65,8 +65,8 @@ class EnvPool:
             environment declares its own time limit.
         spec: the environment's spec in Gymnasium; None if it has none.
         reward_threshold: the return at which the environment counts as solved; None if its spec does not say.
-        upcoming: a function (rows `[n]`, k) → `[n, k]`, the seeds of the next k episodes of these rows, or None. The
-            caller may set it so that episodes can be begun ahead of time; results do not depend on it.
+        upcoming: None, or a function (rows `[n]`, k) → `[n, k]` that returns the seeds of the next k episodes of these
+            rows. The caller may set it so that episodes can be begun ahead of time; results do not depend on it.
 
     Raises:
         ParamsError: the environment is unknown, its spaces are not supported, or `env.backend` does not offer it.
@@ -260,8 +260,8 @@ class EnvPool:
     def taken(self, actions: npt.NDArray[Any], rows: npt.ArrayLike | None = None) -> npt.NDArray[Any]:
         """Return the actions of a team of K agents as they are executed, `[n, K, …]`.
 
-        They are the policy's `actions`, unless the environment prescribes an agent's action in its `info`: then it is
-        that one. `rows` `[n]` are the environments of these actions; None for all.
+        If the environment prescribes an agent's action in its `info`, the result has that action. For other agents it
+        has the policy's action, from `actions`. `rows` `[n]` are the environments of these actions; None for all.
         """
         if not self.is_forced.any():
             return actions

@@ -104,8 +104,8 @@ def score(
     """Return the log-probabilities of rows of text under the base, with the members' changes if `active` is given.
 
     Rows of similar length are computed together, unless `hidden` is true. If `base.rows_at_once` limits the rows, the
-    activations of only that many rows are in memory at a time, and the backward pass computes them a second time. The
-    processes of `base.together` then divide the work among them.
+    activations of only that many rows are in memory at a time, and the backward pass computes them a second time. If
+    `base.together` has several processes, each of them then computes a part of the rows.
 
     Args:
         base: the base model.

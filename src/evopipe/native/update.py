@@ -58,9 +58,10 @@ class Job(NamedTuple):
     """A packed C struct that describes the updates of some learners.
 
     Attributes:
-        place: the memory address of the critic's parameters. If they have moved, the struct is made anew.
-        given: the learners and arguments from which the struct was made. With other ones, it is made anew (see the
-            function `known`).
+        place: the memory address of the critic's parameters when the struct was made. If the parameters are at another
+            address later, a new struct is made.
+        given: the learners and arguments from which the struct was made. For other learners or arguments, a new struct
+            is made (see the function `known`).
         pointer: a pointer to the struct.
         held: the tensors that the struct points to, which must be kept alive.
     """
@@ -249,8 +250,8 @@ def take(how: Recipe | None, batch: Batch, healthy: Tensor, draw: Stream, turn: 
         batch: the minibatch.
         healthy: `[P]` bool, the members that learn.
         draw: the stream of random numbers.
-        turn: the number of this update, from 0, within its period of `policy_delay` updates. The actor learns only if
-            this number equals `how.turn`, see `Recipe`.
+        turn: the number of this update within its period, from 0. A period has `policy_delay` updates, see `Recipe`.
+            The actor learns only in the update whose number is `how.turn`.
     """
     if how is None:
         return None

@@ -85,13 +85,14 @@ class Callbacks:
 
     Args:
         config: the block `train.callbacks` of the parameters.
-        given: functions from Python by their kind, such as `on_best`; None stands for no function.
+        given: functions that a caller in Python passed, by kind. The kind, such as `on_best`, says when the function is
+            called. None stands for no function.
         folder: the folder of the run's results.
         policy: a function that makes a policy from a member.
 
     Raises:
         ParamsError: a function of `config` does not exist, or cannot be called.
-        UsageError: a function is given twice, or what is given cannot be called.
+        UsageError: `config` and `given` both have a function of the same kind, or a value in `given` cannot be called.
         EnvironmentFailed: importing a module raised.
     """
 

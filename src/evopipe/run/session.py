@@ -40,7 +40,7 @@ _ENDINGS = {"target": "target reached", "max_steps": "all steps taken"}
 def begin(problem: Problem[JobT], members: Sequence[Member], births: Sequence[Mutation] | None = None) -> Run[JobT]:
     """Return a run on the problem `problem` that has not trained yet, with the given initial members.
 
-    `births` has the mutation that made each member; None if there were none.
+    `births` has the mutation that made each member; None if no mutation made them.
 
     Raises:
         MissingInputError, DataError: the data to learn from is missing or damaged.
@@ -136,7 +136,7 @@ class Session(Generic[JobT]):
         Args:
             problem: the problem that the run works on.
             members: the initial members.
-            births: the mutation that made each of these members; None if there were none.
+            births: the mutation that made each of these members; None if no mutation made them.
             tracked: the trackers, and the parameters that they show.
             home: the folders and lock files.
             quiet: whether progress is not printed.

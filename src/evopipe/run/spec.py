@@ -154,7 +154,7 @@ class Spec(ABC):
         """What changes the training environments from generation to generation, as a new object; None if nothing does.
 
         Raises:
-            ParamsError, EnvironmentFailed: the function cannot be imported.
+            ParamsError, EnvironmentFailed: the user's function (`train.curriculum`) cannot be imported.
         """
         return None
 
@@ -322,8 +322,11 @@ class EnvSpec(Spec):
 
     @property
     def environments_first(self) -> bool:
-        """Whether half of the CPUs should be left to the processes that step environments, because updates are short.
-        The other half then computes updates."""
+        """Whether updates are so short that they should use only half of the CPUs. The other half is then left to the
+        processes that step environments.
+
+        The value is False for on-policy algorithms and for offline training.
+        """
         return self._learns_from_memory and self._work < _SHARED
 
     @property
@@ -359,8 +362,8 @@ class EnvSpec(Spec):
     def seeds_apart(self) -> bool:
         """Whether several processes can share the seeds of an evaluation without a change of results.
 
-        This is True, because a seed alone determines its episode. It is False only if evaluation episodes are added to
-        the replay buffers.
+        Usually they can, because the seed of an episode determines the whole episode. The value is False only if
+        evaluation episodes are added to the replay buffers.
         """
         return not self.learns_from_evaluation
 

@@ -57,7 +57,8 @@ def at(space: Mapping[str, Bound], shares: Sequence[float]) -> dict[str, float]:
 def value_at(bound: Bound, share: float) -> float:
     """Map the coordinate `share` in [0, 1) to a value in a bound's range, linearly or by logarithm (see `Bound`).
 
-    For whole numbers, each number of the range, including both ends, has an interval of equal length.
+    If the range has whole numbers, the value is rounded to one of them. For this, the range is first widened by 0.5 at
+    both ends, so that the lowest and the highest number are not chosen too rarely.
     """
     low, high = _ends(bound)
     return inside(bound, math.exp(low + share * (high - low)) if bound.log else low + share * (high - low))

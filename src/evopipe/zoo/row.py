@@ -76,9 +76,9 @@ class Entry(_Stored):
     def reached(self, over: Over | None) -> bool | None:
         """Return whether a row's score is as good as every published score.
 
-        `over` has the statistics of the row's results over seeds. The row's score is as good if the lower end of its
-        95 % interval is not below the `bar` of any published score. The result is None if `over` is None, or if no
-        score was published.
+        `over` has the statistics of the row's results over seeds, among them the 95 % interval of the score. The score
+        counts as good if the lower end of this interval is not below any published score minus its margin of 5 % (see
+        `Published.bar`). The result is None if `over` is None, or if no score was published.
         """
         if over is None or not self.published:
             return None
