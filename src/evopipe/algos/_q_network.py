@@ -109,7 +109,8 @@ def recipe(cfg: Any, state: State, hp: Hyper, batch: Batch, alpha: Tensor | None
 
 
 def choice(cfg: Any, state: State) -> Choice:
-    """Return the `Choice` with which the C kernels choose actions as `act` does, from the values of the Q-network.
+    """Return the way in which the C kernels choose the actions that the function `act` returns, as a `Choice`. The
+    actions are chosen by the values of the Q-network.
 
     `cfg` is the algorithm's configuration.
     """

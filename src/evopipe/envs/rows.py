@@ -149,9 +149,9 @@ class Rows:
         numbers: the rows (places in the pool) of these environments.
         made: environments that already exist. The first rows get them; for the other rows, environments are made.
         masked: an array `[1]` that is set to True at the first reset if the environments have action masks.
-        turn: an array `[1]` that tells a watchdog what happens, so that it can find an environment that hangs. While an
-            environment is reset or stepped, the number is its row. Each time an environment has been constructed, it is
-            another negative number.
+        turn: an array `[1]` whose number tells a watchdog what happens, so that it can find an environment that hangs.
+            While an environment is reset or stepped, the number is the environment's row. After each construction of an
+            environment, the number is set to a new negative value.
 
     Raises:
         ParamsError: the environment is unknown, or its arguments or spaces cannot be used.

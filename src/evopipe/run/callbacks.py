@@ -92,7 +92,7 @@ class Callbacks:
     Raises:
         ParamsError: a function of `config` does not exist, or cannot be called.
         UsageError: a function is given twice, or what is given cannot be called.
-        EnvironmentFailed: importing a module raised.
+        EnvironmentFailed: importing a module raised an exception.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Callbacks:
         before its last step.
 
         Raises:
-            EnvironmentFailed: the function raised.
+            EnvironmentFailed: the function raised an exception.
         """
         each, every = run.clock.envs, self._every
         if "on_tick" in self._functions and before * each // every < run.clock.ticks * each // every:
@@ -126,7 +126,7 @@ class Callbacks:
         the generation's end.
 
         Raises:
-            EnvironmentFailed: a function raised.
+            EnvironmentFailed: a function raised an exception.
         """
         for kind in ("on_best", "on_generation"):
             if kind in self._functions and (kind == "on_generation" or run.champion is not before):
