@@ -47,8 +47,8 @@ class EpisodeRunner:
         Args:
             function: the function.
             *args: its arguments.
-            safe: whether the function is thread-safe. If not, the call waits until no other unsafe call of the engine
-                runs.
+            safe: whether the function is thread-safe. If not, the call waits until no other unsafe call runs, in any
+                episode.
             **how: further arguments of `Threads.call`: `blocking` (thread or process), `seconds` (the time limit), and
                 `undo` (what to call with a result that comes too late).
         """

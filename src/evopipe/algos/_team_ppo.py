@@ -163,9 +163,9 @@ def value(seen: Seen, cfg: Any, state: State, obs: Tensor, memory: Tensor, next_
         cfg, state: the algorithm's configuration, equal for all members, and the members' state.
         obs: `[P, B, O]`, the observations.
         memory: `[P, B, M]`, the recurrent state before each observation.
-        next_alive: `[P, B]`, each agent's status after the step (see `evopipe.types`), if the values are for value
-            targets; critics then read zeros for absent agents. If it is None, the observations of absent agents must be
-            zeros already.
+        next_alive: `[P, B]`, each agent's status after the step (see `evopipe.types`); it is needed for value targets.
+            Critics then read zeros for absent agents. If it is None, the observations of absent agents must be zeros
+            already.
     """
     of = agent_groups(cfg)
     if (found := policy.value(cfg, state, obs, memory, of.places, next_alive)) is not None:

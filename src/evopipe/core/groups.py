@@ -41,7 +41,7 @@ class AgentGroups:
 
     `K` agents form `G` groups of at most `n` agents; each member has one network per group. Smaller groups are padded
     to n places, so that the networks of all groups run in one batch. In shapes, P counts members, B rows of a batch, O
-    the numbers of an observation, and A the actions of the agent with the most.
+    the numbers of an observation, and A the largest number of actions of any agent.
 
     Attributes:
         spaces: the environment's spaces.
@@ -234,9 +234,10 @@ class AgentGroups:
         only, because a network has convolutions for one observation.
 
         Args:
-            obs: `[P, B, K, O]`, which the critics of all agents read; or `[P, K, B, K, O]` with other values for each
-                critic, where axis 1 is the critic's agent and axis 3 the agent that observes.
-            actions: `[P, B, K, A]` or `[P, K, B, K, A]` in the same way; None for critics that read no actions.
+            obs: the observations. `[P, B, K, O]` if all critics read the same ones. `[P, K, B, K, O]` if each critic
+                reads different ones: the first K counts the critics' agents, the second K the agents that observe.
+            actions: the actions, `[P, B, K, A]` or `[P, K, B, K, A]` in the same way; None for critics that read no
+                actions.
         """
         places = self.on(obs.device)
         parts = [_side_by_side(obs if places.plain is None else obs.index_select(-1, places.plain), places.seen)]

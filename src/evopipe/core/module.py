@@ -59,7 +59,7 @@ class Module:
 
         Raises:
             ParamsError: the text has another form, or the class does not exist or cannot be called.
-            EnvironmentFailed: importing the user's module raised.
+            EnvironmentFailed: importing the user's module raised an exception.
         """
         import_name(module, key)
         return cls(module, json.dumps(dict(kwargs), sort_keys=True))

@@ -368,7 +368,7 @@ def _runs(names: Sequence[str]) -> list[tuple[str, int, int]]:
 def noisy(net: Net, scale: Net, draw: Stream) -> list[Views]:
     """Return a network's parameters, in the form of `Net.views`, with factorised Gaussian noise.
 
-    The noise is on the layers after the latent, which is the last layer of the encoder.
+    Only the layers that follow the encoder get noise.
 
     Weights are w + σ f(ε_in) f(ε_out) and biases b + σ f(ε_out), with f(x) = sign(x) √|x| (Fortunato et al., 2018, §
     3.1 b). One noise sample serves a member's whole batch.

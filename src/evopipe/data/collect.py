@@ -47,7 +47,7 @@ def collect(
 
     Raises:
         ParamsError: no policy with a positive weight exists for the environment, or the exported one does not fit it.
-        EnvironmentFailed: the environment raised, or no episode had a valid step.
+        EnvironmentFailed: the environment raised an exception, or no episode had a valid step.
     """
     behaviours, notes = _behaviours(cfg, pool, env_id, exported)
     names = sorted(behaviours)

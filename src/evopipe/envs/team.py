@@ -186,8 +186,8 @@ class TeamSpace:
 
     @cached_property
     def observation(self) -> ObservationSpace:
-        """The observation space that fits every agent: the space that all agents share, or else vectors of the longest
-        agent's length."""
+        """The observation space that fits every agent. If all agents have the same space, it is that space. Otherwise
+        it is a space of vectors, as long as the longest observation of any agent."""
         if len({*self.observations}) == 1:
             return self.observations[0]
         return ObservationSpace.vector(max(space.size for space in self.observations))

@@ -535,8 +535,10 @@ def rows_for_acting(algo: Algorithm, tensors: Mapping[str, torch.Tensor]) -> dic
 def for_acting(algo: Algorithm, member: Member, widths: Mapping[str, Widths]) -> Member:
     """Return a copy of a member with zeros in place of all tensors that a policy does not need.
 
-    The copy keeps the networks that gradients train, as far as the member has them, and the tensors that
-    `rows_for_acting` names. `widths` holds the input and output width of every network of the algorithm by name.
+    The copy keeps the networks that gradients train, except those that the member does not have. It also keeps the
+    tensors that `rows_for_acting` names.
+
+    `widths` holds the input and output width of every network of the algorithm by name.
     """
     online, tensors = {*online_networks(algo, widths).values()}, rows_for_acting(algo, member.tensors)
     for name, (kind, network) in tensor_kinds(algo.State, widths).items():

@@ -101,7 +101,7 @@ def evaluate(
         UsageError: the policy is a language model's, `episodes` is below 1, or the environment is not trusted.
         ParamsError: the environment is unknown or its package is not installed.
         DataError: the policy does not fit the environment.
-        EnvironmentFailed: the environment raised.
+        EnvironmentFailed: the environment raised an exception.
 
     Examples:
         >>> import evopipe
@@ -137,8 +137,8 @@ def play(policy: Actor, seed: int = 0, max_steps: int | None = None, trust: bool
         UsageError: the policy's environment is not trusted.
         ParamsError: the environment is unknown or its package is not installed.
         DataError: the policy does not fit the environment.
-        EnvironmentFailed: the environment raised, has no render mode `rgb_array`, or its images are not `[H, W, 3]`
-            uint8.
+        EnvironmentFailed: the environment raised an exception, has no render mode `rgb_array`, or its images are not
+            `[H, W, 3]` uint8.
     """
     cfg = environment_of(policy, trust=trust)
     with _without_display(), _opened(cfg, policy, "rgb_array") as env:

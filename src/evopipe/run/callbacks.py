@@ -118,7 +118,7 @@ class Callbacks:
         before that call.
 
         Raises:
-            EnvironmentFailed: the function raised.
+            EnvironmentFailed: the function raised an exception.
         """
         each, every = run.clock.envs, self._every
         if "on_tick" in self._functions and before * each // every < run.clock.ticks * each // every:
@@ -129,7 +129,7 @@ class Callbacks:
         the generation's end.
 
         Raises:
-            EnvironmentFailed: a function raised.
+            EnvironmentFailed: a function raised an exception.
         """
         for kind in ("on_best", "on_generation"):
             if kind in self._functions and (kind == "on_generation" or run.champion is not before):

@@ -180,7 +180,7 @@ class Session(Generic[JobT]):
         Raises:
             DataError: every checkpoint is damaged.
             DivergedError: all members diverged several times.
-            EnvironmentFailed: the environment, or a callback, raised or broke its contract.
+            EnvironmentFailed: the environment, or a callback, raised an exception or broke its contract.
             Interrupted: a signal arrived; the run was saved.
         """
         began, run, stop = time.perf_counter(), self.run, self.stop
@@ -251,8 +251,10 @@ class Session(Generic[JobT]):
         write_timing(self.home.state / tracking.LOG, self.run.curve, self.home.folder)
 
     def end(self) -> None:
-        """Copy the output files into the tracking record, and remove all checkpoints of the run, whatever number of
-        shards wrote them."""
+        """Copy the output files into the tracking record, and remove all checkpoints of the run.
+
+        Earlier checkpoints are removed too, even if another number of shards (processes) wrote them.
+        """
         tracking.finish(self.trackers, self.home.state, self.home.folder)
         for each in {self.store.folder, *self.home.state.glob("checkpoints*")}:
             CheckpointStore(each).clear()

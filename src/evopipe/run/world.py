@@ -67,8 +67,8 @@ class World:
     Each episode is begun with a seed of its own, drawn from the member's key. For a team of K agents, members see the
     agents as adjacent rows, `[P, E · K]` in place of `[P, E]`.
 
-    The methods step only the environments of living members (those that train now), and P is there the number of living
-    members. The environments of all other members stay as they are.
+    The methods step only the environments of living members (those that train now). The environments of all other
+    members stay as they are. In the shapes that the methods document, P is the number of living members.
 
     Args:
         spec: the run's configuration.

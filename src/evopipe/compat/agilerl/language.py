@@ -102,7 +102,8 @@ class LanguageBreed:
 
     @cached_property
     def spec(self) -> TextSpec:
-        """The run configuration of the agents. It includes the attribute `tokenizer`, or none if that is None."""
+        """The run configuration of the agents. It has the tokenizer of the attribute `tokenizer`; if the attribute is
+        None, the configuration has no tokenizer."""
         return self.spec_at(self.params({}), None)
 
     def spec_at(self, params: LanguageParams, env: Gym | None) -> TextSpec:

@@ -233,8 +233,8 @@ class Wordle(Schema):
         `acts` (tokens that the player wrote), `reward` and `done`, `[n, L]` each.
 
         Raises:
-            DataError: a game is impossible or unfinished; the message begins with `where` and the game's number, from
-                1.
+            DataError: a game is impossible or unfinished. The message begins with `where` and the game's number; the
+                first game has the number 1.
         """
         for number, row in enumerate(rows, start=1):
             self.check(row, f"{where}:{number}")
