@@ -100,7 +100,7 @@ greedy = _actor_critic.best
 def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
     """Return the greedy actions, each of which is replaced by a random action with probability ε.
 
-    Continuous greedy actions get noise.
+    Continuous actions that are not replaced get Gaussian noise.
 
     obs is `[P, E, O]` (P members, E environments each), legal `[P, E, A]` bool, epsilon (ε) `[P]`; `draw` is the stream
     of random numbers. The result is `[P, E, A]` for continuous actions, else `[P, E]` int64.

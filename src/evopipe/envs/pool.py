@@ -242,9 +242,11 @@ class EnvPool:
     def send(self, actions: npt.ArrayLike, rows: npt.ArrayLike | None = None) -> None:
         """Start a step, which `receive` finishes. The caller may compute in between.
 
-        The arguments are those of `step`: `actions` `[n, …]` in the algorithm's encoding, and the numbers `rows` `[n]`
-        of the environments, all if None. Before `receive`, `obs`, `mask`, `episode_return`, `episode_length` and
-        `state()` do not change, and no other method than `receive` and `close` may be called.
+        The arguments are those of `step`. `actions` `[n, …]` are in the algorithm's encoding. `rows` `[n]` are the
+        numbers of the environments to step; None for all.
+
+        Until `receive` is called, `obs`, `mask`, `episode_return`, `episode_length` and `state()` do not change. The
+        only methods that may be called are `receive` and `close`.
 
         Raises:
             UsageError: a step is running already.

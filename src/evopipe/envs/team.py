@@ -214,8 +214,10 @@ class TeamSpace:
 
     @cached_property
     def free(self) -> npt.NDArray[np.bool_]:
-        """Which actions each of the K agents has, `[K, A]` bool; `A` is the number of actions of the agent with the
-        most. All are True for a Box."""
+        """Which discrete actions each of the K agents has, `[K, A]` bool.
+
+        `A` is the largest number of actions that an agent has. For other action spaces, such as a Box, all are True.
+        """
         free = np.ones((len(self.ids), self.action.size), np.bool_)
         if self.action.kind == "discrete":
             free[:] = np.arange(self.action.size) < np.array([action.size for action in self.actions])[:, None]

@@ -219,8 +219,8 @@ def learn(
         job: the C struct that holds the addresses of their arrays.
         batch: the minibatch.
         healthy: `[P]` bool, the members that learn.
-        noise, own_noise: `[P, n]`, the random numbers for next actions and for the actor's own actions; None if the
-            kernel needs none.
+        noise: `[P, n]`, the n random numbers of each member for its next actions; None if the kernel needs none.
+        own_noise: `[P, n]`, the same for the actor's actions in the minibatch's observations.
         actor_learns: whether the actor is updated too.
         draw: the stream from which the kernel itself draws random numbers; None if it draws none.
     """

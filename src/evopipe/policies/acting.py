@@ -472,12 +472,10 @@ def hold_bounds(module: torch.nn.Module, space: ActionSpace) -> None:
 
 
 def own_actions(module: Any, space: ActionSpace, actions: torch.Tensor) -> torch.Tensor:
-    """Convert a policy's actions to values of the environment's action space, by operators that `torch.export` can
-    trace.
+    """Convert a policy's actions to values of the environment's action space.
 
-    The result equals that of the method `ActionSpace.own`.
-
-    Continuous actions are scaled from [−1, 1] to the bounds; discrete actions are shifted by the space's first value.
+    Continuous actions are scaled from [−1, 1] to the bounds. Discrete actions are shifted by the space's first value.
+    The result equals that of the method `ActionSpace.own`, but `torch.export` can trace this function.
 
     Args:
         module: a module with the bounds or first values of the space as buffers, which `hold_bounds` registered.

@@ -202,17 +202,18 @@ def watch(
 def environment_of(
     policy: Actor, env_id: str | None = None, kwargs: Mapping[str, Any] | None = None, trust: bool = False
 ) -> EnvConfig:
-    """Return the configuration of the environment in which to play a policy: its own, or another one.
+    """Return the configuration of the environment in which to play a policy: that of its training, or another one.
 
     Args:
         policy: the policy.
         env_id: another environment; None for the one in which the policy was trained.
-        kwargs: other constructor arguments of the environment; None for those in training.
-        trust: whether code may run that only the policy's folder names: the module of a `module:EnvId`, or a C file.
+        kwargs: arguments of the environment's constructor that replace the configured ones; None to keep those.
+        trust: whether code may run that is named by the policy's folder and not by the caller: the module of an id
+            `module:EnvId` or of a wrapper, or a C file.
 
     Raises:
         DataError: the policy does not name its environment.
-        UsageError: `env_id` or `kwargs` cannot be used, or the policy's own environment is not trusted.
+        UsageError: `env_id` or `kwargs` cannot be used, or the environment of the training needs `trust`.
     """
     about = policy.about.get("env")
     try:

@@ -94,7 +94,7 @@ class Spec(ABC):
     @property
     @abstractmethod
     def unrewarded(self) -> str:
-        """Advice for users, as a clause, on what to change if no member has received a reward."""
+        """Advice for users on what to change if no member has received a reward. It is a part of a sentence."""
 
     @property
     @abstractmethod
@@ -378,7 +378,7 @@ class EnvSpec(Spec):
 
     @property
     def unrewarded(self) -> str:
-        """Advice for users, as a clause, on what to change if no member has received a reward."""
+        """Advice for users on what to change if no member has received a reward. It is a part of a sentence."""
         return (
             "let them explore more, let episodes last longer (train.eval_steps cuts those of evaluation), begin from "
             "data (train.warm_start), or reward steps on the way"

@@ -58,7 +58,7 @@ class TextSpec(Spec):
 
     @property
     def unrewarded(self) -> str:
-        """Advice for users, as a clause, on what to change if no member has received a reward."""
+        """Advice for users on what to change if no member has received a reward. It is a part of a sentence."""
         return (
             "begin from a base that is right now and then (sft on examples gives one), draw more completions of a "
             "prompt (group_size, temperature), or let partly right ones earn their share"

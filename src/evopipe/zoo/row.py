@@ -160,8 +160,8 @@ class Over:
         seeds: the number of seeds.
         iqm: the interquartile mean of the seeds' mean returns, see `iqm_over_runs`.
         interval: the 95 % confidence interval of `iqm`.
-        steps: environment steps of the population for one seed, the mean over the seeds.
-        cpu_seconds: CPU time for one seed, the mean over the seeds.
+        steps: the number of environment steps of a seed's whole population, as the mean over the seeds.
+        cpu_seconds: the CPU time of a seed's run, as the mean over the seeds.
     """
 
     seeds: int

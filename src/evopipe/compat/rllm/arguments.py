@@ -111,7 +111,10 @@ def _called(thing: Any) -> str:
 
 
 def parameters_of(cls: type[Any]) -> dict[str, inspect.Parameter]:
-    """Return what a constructor takes, its base classes' arguments included where it hands any on."""
+    """Return the parameters of a class's constructor, by name.
+
+    If the constructor has `**kwargs`, the result includes the parameters of the base class's constructor.
+    """
     found: dict[str, inspect.Parameter] = {}
     for each in cls.__mro__:
         if "__init__" not in vars(each) or each is object:
