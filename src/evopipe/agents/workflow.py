@@ -354,7 +354,8 @@ class MultiTurnWorkflow(Workflow):
 class CumulativeWorkflow(MultiTurnWorkflow):
     """A workflow of one agent in one environment, with one limit on the tokens of the whole episode.
 
-    The limit is that of a single completion. It holds for all completions and observations of the episode together.
+    In other workflows, the limit `response` (see `Limits`) holds for each completion. Here it limits all completions
+    and observations of the episode together. The first prompt is not counted.
     """
 
     cumulative = True

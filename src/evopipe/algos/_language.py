@@ -162,7 +162,7 @@ def counted(batch: Text) -> Tensor:
 def completion_means(log_prob: Tensor, batch: Text) -> tuple[Tensor, Tensor]:
     """Return the mean log-probability of the tokens of each chosen and of each rejected completion, `[P, n]` each.
 
-    There are n pairs of P members. The n chosen completions are the first half of the batch. `log_prob` `[P, 2 n, T]`
+    Each of P members has n pairs. The n chosen completions are the first half of the batch. `log_prob` `[P, 2 n, T]`
     holds the log-probabilities of the tokens, and `batch` says which tokens count.
     """
     chosen, rejected = ops.row_means(log_prob, batch.mask).chunk(2, dim=1)

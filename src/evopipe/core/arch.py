@@ -109,8 +109,8 @@ class Arch:
     def own(self, widths: Widths) -> slice:
         """Return the slice of `layers` that selects the hidden layers of a network with these widths.
 
-        The role `widths.role` decides: `whole` selects all layers, `encoder` the encoder's layers and the latent,
-        `head` the head's layers.
+        The role `widths.role` decides: `whole` selects all layers, `encoder` the encoder's layers and the latent layer
+        behind them, `head` the head's layers.
         """
         behind = 1 + len(self.encoder)
         return {"whole": slice(None), "encoder": slice(behind), "head": slice(behind, None)}[widths.role]

@@ -101,7 +101,7 @@ class Cohort:
 
     @property
     def batch(self) -> int:
-        """The padded batch size B, which is the number of places in a minibatch."""
+        """The padded batch size B: every member's minibatch has B places, of which a member may use fewer."""
         return self.weight.shape[1]
 
     @property

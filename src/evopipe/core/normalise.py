@@ -252,9 +252,11 @@ def after(tensors: Mapping[str, Tensor], obs: Tensor) -> dict[str, Tensor]:
 
 
 def describe(tensors: Mapping[str, Tensor]) -> list[dict[str, Any]]:
-    """Return how observations are normalised, as JSON data: a list with a dict of the formula and its tensors' names.
+    """Return how observations are normalised, as JSON data.
 
-    `tensors` are a member's tensors by name. The list is empty if observations are not normalised.
+    The result is a list with one dict, which has the formula (`normalise`) and the names of the tensors in it
+    (`tensors`). The list is empty if observations are not normalised. The argument `tensors` has a member's tensors by
+    name.
     """
     if COLUMNS not in tensors:
         return []

@@ -29,8 +29,11 @@ R_MAX, D_MAX = 3.0, 5.0
 
 
 def start(norm: Tensor) -> None:
-    """Write the initial gains 1, shifts 0, running means 0 and running variances 1 of a layer, `[4, inputs]`, in
-    place."""
+    """Set the normalisation of a layer to its initial values, in place.
+
+    `norm` is `[4, inputs]`. Its rows are the gains (initially 1), the shifts (0), the running means (0) and the running
+    variances (1).
+    """
     norm[:] = torch.tensor([1.0, 0.0, 0.0, 1.0])[:, None]
 
 
@@ -86,7 +89,9 @@ def read(x: Tensor, norm: Tensor | Minibatch | None) -> Tensor:
 
 
 def training(net: Net, present: Tensor, warm: Tensor) -> list[Any]:
-    """Return a network's parameters, in the form of `Net.views`, that normalise by the minibatch's statistics.
+    """Return a network's parameters for a forward pass that normalises by the minibatch's statistics.
+
+    The result has the form of `Net.views`.
 
     Args:
         net: the network, with one or several rows for each of P members.

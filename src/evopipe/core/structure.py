@@ -139,7 +139,9 @@ class Structure(Protocol):
         """
 
     def forward(self, views: Any, x: Tensor) -> Tensor:
-        """Run every row's network on its own batch: x `[P, B, inputs]` → `[P, B, outputs]`, for batches of B inputs.
+        """Compute the outputs of every row's network: x `[P, B, inputs]` → `[P, B, outputs]`.
+
+        The network of row p reads the B inputs in `x[p]`.
 
         `views` are the parameter tensors, as the method `views` returns them. A recurrent network takes one step from a
         zero state.

@@ -113,7 +113,7 @@ class TeamRows:
 
     def reset(self, rows: Ints, seeds: Ints, upcoming: Upcoming = None) -> Begun:
         """Begin an episode in the environments `rows` `[n]`, each from its own seed `[n]`; return the first
-        observations, the masks, and which agents act first. `upcoming` is not used."""
+        observations, the masks, and which agents act first. `upcoming` (see `EnvPool`) is not used."""
         seen = _Seen(self._space, len(rows), self._forces)
         with calling(self._guard, self._turn, "reset"):
             for i, (row, seed) in enumerate(zip(rows.tolist(), seeds.tolist(), strict=True)):

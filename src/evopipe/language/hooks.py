@@ -83,8 +83,8 @@ def adapting(base: Base, changes: Mapping[str, Any]) -> Iterator[Any]:
     """Return a context in which the base's model computes with members' changes, for batches `[P · B, …]`: B rows for
     each of P members.
 
-    `changes` has a `LowRank` or `WeightDelta` by module name. The context yields the model. The forward hooks are
-    registered at the first use.
+    `changes` has the changes of modules by module name: a `LowRank` (a low-rank term) or a `WeightDelta` (terms added
+    to the weights). The context yields the model. The forward hooks are registered at the first use.
     """
     if not base.hooked:
         for name, module in base.model.named_modules():

@@ -29,7 +29,7 @@ class NStep:
     """Assembler of n-step transitions: it holds the last n steps of each of `R` environments.
 
     Args:
-        layout: the layout of the transitions; n is its `steps`.
+        layout: the layout of the transitions. Its attribute `steps` is n.
         rows: `R`, the number of environments.
     """
 

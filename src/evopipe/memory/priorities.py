@@ -142,7 +142,8 @@ class Priorities:
         self._add_up_all()
 
     def clear(self, slots: Tensor) -> None:
-        """Set the priorities of all rows to 0, as before the first row was filled, for the members in `slots` `[n]`."""
+        """Reset the priorities of the members in the slots `slots` `[n]`: all rows get the priority 0, as in an empty
+        buffer."""
         self.levels[0].index_fill_(0, slots, 0.0)
         self.largest.index_fill_(0, slots, 1.0)
         self._add_up_all()

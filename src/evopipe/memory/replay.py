@@ -531,8 +531,11 @@ class Replay:
         return upload(torch.from_numpy(self.memory_of(slots) * self.capacity), self.device)
 
     def places(self, slots: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """Return two tensors `[P]` int64 on the device: the indices `slots` of P members, and the index of the first
-        row of each member's buffer, as the method `first` returns it. Both tensors are cached."""
+        """Return two tensors `[P]` int64 on the device, which are cached.
+
+        The first holds the slots (places in the population) `slots` of P members. The second holds the index of the
+        first row of each member's buffer: it is the result of the method `first`.
+        """
         found = self._placed.get(slots)
         if found is None:
             if len(self._placed) >= _COHORTS:
@@ -541,8 +544,10 @@ class Replay:
         return found
 
     def memory_of(self, slots: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Return, for each of the P members in `slots`, the index of the buffer that it uses, `[P]` int64. With M
-        buffers, an index is from 0 to M − 1."""
+        """Return the index of the buffer that each of P members uses, `[P]` int64, from 0 to M − 1 for M buffers.
+
+        `slots` holds the members' slots (places in the population).
+        """
         return np.zeros(len(slots), np.int64) if self.memories == 1 else np.asarray(slots) // self.each
 
     def draw(self, first: Tensor, size: Tensor, u: Tensor) -> Tensor:

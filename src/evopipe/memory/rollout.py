@@ -146,7 +146,9 @@ class Rollout:
         torch.cat((usable, torch.stack((*numbers, *of_team), dim=-1)), dim=-1, out=after)
 
     def cut(self, tick: int, members: list[int], envs: list[int]) -> None:
-        """Mark the step `tick` as the last known step of its episode, for some environments of some members.
+        """Mark the step `tick` as the end of what is known of its episode, for some environments of some members.
+
+        What came after this step was lost, so no later reward counts for it.
 
         The pair (`members[i]`, `envs[i]`) names one environment, by the index of the member and that of its
         environment.

@@ -81,7 +81,7 @@ def adam(
     Args:
         net: the network.
         mean, square: `[P · K, N]`, the moments.
-        steps: `[P · K]`, the number of steps of each row.
+        steps: `[P · K]`, the number of steps that each row has taken before; updated in place.
         lr: `[P]`, the learning rates.
         active: `[P]` bool, the members that take the step.
         betas, eps: the constants β₁, β₂ and ε of Adam.

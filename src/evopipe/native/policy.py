@@ -76,7 +76,7 @@ class Policy(NamedTuple):
 def described(cfg: Any, state: Any, team: Places | None) -> Policy | None:
     """Return the C struct of an on-policy algorithm's state; None if the kernels cannot compute the policy.
 
-    The struct is cached in the actor's structure.
+    The struct is cached in the `structure` of the actor network. It is made again if the state has other tensors.
 
     Args:
         cfg, state: the algorithm's configuration, equal for all members, and the members' state.
@@ -241,8 +241,8 @@ def value(
         obs: `[P, B, O]`, B observations of P members.
         memory: `[P, B, M]`, the recurrent state before each observation.
         team: the agents of a team; None for a single agent.
-        next_alive: `[P, B]`, each agent's status after the step, see `GONE`, `ACTS` and `CUT` in `evopipe.types`. It
-            is given if a team's values are to be value targets; else None.
+        next_alive: `[P, B]`, each agent's status after the step, see `GONE`, `ACTS` and `CUT` in `evopipe.types`. It is
+            needed only if value targets of a team are computed from the values; else None.
     """
     policy = described(cfg, state, team)
     if policy is None or not readable(policy, obs, memory):

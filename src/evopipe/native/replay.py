@@ -103,13 +103,14 @@ class Batches:
         return all(a is b for a, b in zip(self.given, given, strict=True)) and at(rows) == at(self._rows)
 
     def draw(self, step: Tensor, size: Tensor, beta: Tensor) -> tuple[Batch, Tensor]:
-        """Draw a minibatch; return the minibatch, and the indices `[P, B]` of its rows in the replay buffers. See also
-        `Replay.batch`.
+        """Draw a minibatch of B rows for each of P members. See also `Replay.batch`.
+
+        Return the minibatch, and the indices `[P, B]` of its rows in the replay buffers.
 
         Args:
             step: `[1]`, the number of the step, on which the random numbers depend, see `Stream`.
             size: `[P]` int64, the number of rows in each member's buffer.
-            beta: `[]`, the exponent of importance sampling.
+            beta: a tensor of one number, the exponent of importance sampling; without effect in uniform sampling.
         """
         size = size.contiguous()
         now = header.of("sample_call")(at(step), at(size), float(beta) if self._tree else 0.0)

@@ -190,8 +190,10 @@ class Appender:
         self._pointer = kind.pointer(self.packed)
 
     def append(self) -> None:
-        """Append the transitions that are now in the attribute `rows`; only those for which the attribute `keep` is
-        True."""
+        """Append the transitions that the tensor `rows` holds now, if `keep` is True for them.
+
+        `rows` and `keep` are the tensors that the constructor got.
+        """
         build.kernels().tick_remember(self._pointer)
 
 

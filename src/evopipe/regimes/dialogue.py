@@ -208,8 +208,10 @@ class Dialogue:
         """Do nothing, because this regime stores nothing per member that a child could inherit."""
 
     def ended(self) -> np.ndarray:
-        """Return NaN for each of the P slots (places in the population), `[P]`, because there are no episodes of an
-        environment."""
+        """Return the mean training return of each of the P slots (places in the population), `[P]`.
+
+        All are NaN, because there are no episodes of an environment.
+        """
         return np.full(self.clock.members, np.nan)
 
     def renew(self, slots: Sequence[int]) -> None:

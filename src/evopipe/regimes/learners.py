@@ -33,7 +33,7 @@ _MOST = 16  # processes that `auto` uses at most
 def learner_count(asked: int | Literal["auto"], threads: int, environments_first: bool = False) -> int:
     """Return how many learner processes may make updates at most, including this process.
 
-    If the C kernels make the updates, this is the number of their threads instead.
+    If the C kernels make the updates, the result is the largest number of their threads instead.
 
     Args:
         asked: the parameter `runtime.learners`: a number, or `auto`, which depends on the cores of the machine.

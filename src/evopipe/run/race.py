@@ -30,9 +30,9 @@ Play = Callable[[Sequence[int], slice], np.ndarray]
 
 
 def looks(n: int) -> Iterator[slice]:
-    """Yield consecutive slices of `n` episodes: those to be played before each comparison of a race's members.
+    """Divide the `n` episodes of a race into consecutive parts, and yield a slice for each part.
 
-    Members are compared after 4, 8, 16 … and n episodes.
+    After each part the members are compared, that is, after 4, 8, 16 … and n episodes.
     """
     first = 0
     while first < n:

@@ -239,8 +239,11 @@ class Session(Generic[JobT]):
         warn(self.tracker, run.regime.remarks)
 
     def write(self, champion: Champion) -> None:
-        """Write all output files of the finished run, with its best member `champion`, into `home.folder`, and report
-        the overhead of shards, if any, to the tracker."""
+        """Write all output files of the finished run, with its best member `champion`.
+
+        The files go into the folder `folder` of the attribute `home`. If the members were trained in shards, the
+        overhead of the shards is reported to the tracker too.
+        """
         if account := getattr(self.run.regime, "account", None):
             self.tracker.emit(Message("info", account))
         measures = getattr(self.run.regime, "measures", None)

@@ -29,11 +29,10 @@ LOG_FROM = 10.0
 
 
 def bound(low: float, high: float, whole: bool) -> Bound:
-    """Return the bound of a hyper-parameter with the range `low` to `high`; `whole` says whether its values are whole
-    numbers.
+    """Return the `Bound` of a hyper-parameter: its range, and how values are drawn from the range.
 
-    Draws are uniform in the value's logarithm if the range is positive and its ends differ by a factor of `LOG_FROM` or
-    more.
+    The range is `low` to `high`; `whole` says whether values are whole numbers. Values are drawn uniformly in their
+    logarithm if the range is positive and its ends differ by a factor of `LOG_FROM` or more, else uniformly.
     """
     return Bound(low, high, log=low > 0 and high / low >= LOG_FROM, whole=whole)
 
@@ -128,8 +127,10 @@ def drawn_values(
 
 
 def sobol_values(space: Mapping[str, Bound], seed: int, index: int) -> dict[str, float]:
-    """Return the hyper-parameters in `space` at the point `index` of the Sobol sequence that is scrambled by the run's
-    seed."""
+    """Return values of the hyper-parameters in `space`: the point with the number `index`, from 0, of a Sobol sequence.
+
+    The sequence is scrambled with `seed`, the run's seed.
+    """
     if not space:
         return {}
     from torch.quasirandom import SobolEngine

@@ -217,7 +217,8 @@ class TrainingRecord:
 
         Args:
             params: all of `params.yaml`, as JSON data.
-            told: the git `revision`, the DVC `experiment` and the `version` of evopipe, each a text or None.
+            told: more facts about the run, by name: the git `revision`, the DVC `experiment` and evopipe's `version`.
+                Each is a text or None.
         """
         if not (self.folder / _ABOUT).exists():
             about = {"key": self.folder.name, "params": params, "started": round(time.time(), 3), **told}

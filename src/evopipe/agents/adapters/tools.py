@@ -201,7 +201,8 @@ def adapted(environment: Any, key: str) -> AdaptedEnvironment:
     """Return the adapter of an environment in TRL's form.
 
     Args:
-        environment: the class, a function that makes instances, or a text `module:name` that names either.
+        environment: the class, a function that makes instances, or a text `module:name` that names the class or the
+            function.
         key: the parameter or argument that error messages name.
 
     Raises:

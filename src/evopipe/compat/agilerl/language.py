@@ -79,10 +79,11 @@ class LanguageBreed:
         return configure(TextRuntime.model_validate({"device": self.device}))
 
     def params(self, changes: Mapping[str, Any], env: Gym | None = None) -> LanguageParams:
-        """Return the parameters of a run of these agents.
+        """Return the parameters of a run that trains the agents of the population.
 
         Args:
-            changes: blocks of `params.yaml` by name, such as `train`. Each replaces the agents' own block as a whole.
+            changes: blocks of `params.yaml` by name, such as `train`. Each replaces the block that follows from the
+                population's settings, as a whole.
             env: the environment, whose batch size and context length are used; None for the defaults.
 
         Raises:

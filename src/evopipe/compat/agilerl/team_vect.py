@@ -51,9 +51,9 @@ class TeamObservations(dict[Any, Any]):
 
 
 def ends_of(obs: Any) -> Ends | None:
-    """Return the result of the step that led to the observations `obs`.
+    """Return the result of the step after which a vector returned the observations `obs`.
 
-    Return None if no step led to them but a reset, or if `obs` is no `TeamObservations`.
+    Return None if the observations are those of a reset, or if `obs` is no `TeamObservations`.
     """
     return getattr(obs, "ends", None)
 

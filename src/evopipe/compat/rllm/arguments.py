@@ -46,7 +46,10 @@ def shown(args: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check_engine(engine: str, env_class: Any) -> None:
-    """Check the name of the engine, and that `ray` is installed and has a class of environments, if it is named."""
+    """Check the name of the engine: `auto`, `local` or `ray`.
+
+    For `ray`, also check that the package is installed and that there is a class of environments, `env_class`.
+    """
     if engine not in ("auto", "local", "ray"):
         raise ValueError(f"engine: {engine!r} is none of auto, local, ray")
     if engine == "ray":
@@ -59,7 +62,12 @@ def check_engine(engine: str, env_class: Any) -> None:
 
 
 def check_classes(workflow: Any, agent: Any, env: Any, flow: Any, endpoint: bool) -> None:
-    """Check that there is one way to make episodes, and that the classes are such."""
+    """Check the arguments of `AgentTrainer` that say how episodes are made, and raise an error if they do not fit.
+
+    There must be either `workflow`, or `agent` and `env`, or `flow`. The classes must have the methods of a workflow,
+    an agent or an environment. `flow` must be an async function of a task and a model. If `endpoint` is True, there
+    must be a `flow`: a function of a task and a connection, or a command.
+    """
     if endpoint and flow is None:
         raise ValueError("endpoint=True is for a flow, which asks its model over HTTP: pass flow, no classes")
     if flow is not None:
@@ -127,7 +135,10 @@ def parameters_of(cls: type[Any]) -> dict[str, inspect.Parameter]:
 
 
 def check_arguments(cls: type[Any], args: Mapping[str, Any], what: str) -> None:
-    """Check that a constructor takes these arguments; `what` is their name in the error message."""
+    """Check that the constructor of `cls` takes the arguments in `args`.
+
+    `what` is the name under which the error message mentions `args`.
+    """
     known, made = parameters_of(cls), getattr(cls, "from_dict", None)
     if made is not None and getattr(made, "__func__", made) is not vars(BaseEnv)["from_dict"].__func__:
         return  # its own `from_dict` reads them
