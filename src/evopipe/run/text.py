@@ -47,7 +47,7 @@ class TextSpec(Spec):
     def made_for(self) -> Mapping[str, Any]:
         """The digest (hash) of the base model as JSON data.
 
-        The data is stored with members. A run can read stored members only if its own data is equal.
+        The data is stored with members. A run can read stored members only if their data is equal to the run's.
         """
         return {"base": self.base.digest}
 
