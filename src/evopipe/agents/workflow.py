@@ -188,8 +188,8 @@ class Workflow(ABC):
     ) -> Episode:
         """Set an episode's id, task, rewards, metrics and termination reason after `run`; return the episode.
 
-        `uid` becomes the episode's id. If `episode` is None, the episode is made of the collected trajectories.
-        `reason` becomes the termination reason if the episode has none; if `reason` is None, too, it is UNKNOWN.
+        `uid` becomes the episode's id. If `episode` is None, the episode is made of the collected trajectories. If the
+        episode has no termination reason yet, it gets `reason`, or UNKNOWN if `reason` is None.
         """
         if episode is None:
             episode = Episode(trajectories=self.collect_trajectories())

@@ -61,7 +61,8 @@ networks, init = _language.networks, _language.init
 def asks(cfg: Config) -> frozenset[str]:
     """Return the names of the quantities that must be computed for rows of text before `loss` reads them.
 
-    For the loss `dpo` that is `reference`, the log-probabilities under the base model; other losses need nothing.
+    The loss `dpo` needs the quantity `reference`: the log-probabilities under the base model. Other losses need
+    nothing.
     """
     return frozenset({"reference"} if cfg.loss == "dpo" else ())
 

@@ -277,10 +277,10 @@ def form(
         widths: the input and output width of every network.
         device: the device of the cohorts' tensors.
         pace: a function that returns a member's `Pace`: its batch size, and when it learns.
-        mode: which members share a cohort. In every mode, they learn at the same steps, and their architectures have
-            the same `family`. `whole`: nothing else is asked. `exact`: their architectures also have the same
-            `signature`, and their padded batch sizes are equal. `merged`: cohorts are formed as in `exact`, and then
-            merged if this is estimated to be faster.
+        mode: which members share a cohort. In every mode, the members of a cohort learn at the same steps, and the
+            attribute `family` of their architectures is equal. In the mode `whole`, nothing else is asked. In `exact`,
+            the attribute `signature` of their architectures and their padded batch sizes are equal, too. In `merged`,
+            cohorts are formed as in `exact`, and then merged if this is estimated to be faster.
         paths: the fast paths (CUDA graphs, `torch.compile`) that the cohorts use; None if they use none.
     """
     groups = _group(members, pace, mode, device.type)

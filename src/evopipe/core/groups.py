@@ -204,10 +204,11 @@ class AgentGroups:
         return torch.stack([self.back(each) for each in out.unbind(dim=1)])
 
     def named(self, x: Tensor) -> Tensor:
-        """Append each agent's one-hot code to its inputs `x` `[P, K, B, F]`. The result is `[P, K, B, F + ids]`, where
-        `ids` is the length of the code.
+        """Append each agent's one-hot code to its inputs. The result is `[P, K, B, F + ids]`, where `ids` is the length
+        of the code.
 
-        If no agents share a network, nothing is appended.
+        `x` is `[P, K, B, F]`: B inputs of F numbers for each of the K agents of P members. If no agents share a
+        network, `x` is returned unchanged.
         """
         if not self.ids:
             return x

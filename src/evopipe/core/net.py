@@ -130,7 +130,7 @@ def forward(net: Net | None, x: Tensor, views: Any = None) -> Tensor:
 
     A member may have several networks. If `net` has K rows for each member (see `Net.interleave`), all K networks read
     the member's batch, and the result is `[P, K, B, outputs]`. If each row holds several networks (see `core.copies`),
-    every network has a batch of its own: x and the result are `[P · copies, B, …]`, for `copies` networks in a row.
+    every network has a batch of its own: x and the result are `[P · copies, B, …]`, if each row holds `copies`.
 
     Args:
         net: the network; None returns x, for algorithms whose shared encoder is optional.

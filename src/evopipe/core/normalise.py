@@ -89,8 +89,9 @@ class Normaliser:
     A cohort is a batch of members that train together.
 
     Attributes:
-        held: the tensors of the statistics, by their names in `Member.tensors`. Each tensor has one row per member.
-            Only the indices of the normalised columns are held once, because they are equal for all members.
+        held: the tensors of the statistics, by their names in `Member.tensors`. Each tensor has one row per member. The
+            indices of the normalised columns are an exception: they have no such rows, because they are equal for all
+            members.
     """
 
     held: Mapping[str, Tensor]

@@ -181,10 +181,10 @@ class Padded:
         return index.to(self.device)
 
     def own_places(self, last: int) -> Tensor | None:
-        """Return the index of each of the last `last` layers among those of them that the member has, `[last, P]`.
+        """Number the last `last` layers of each member, and return the numbers, `[last, P]`.
 
-        The output layer is included. Indices begin at 0. A layer that a member lacks (it is padding) is not counted,
-        and its own entry is arbitrary. If a member lacks the second of three layers, its entries are 0, arbitrary, 1.
+        The output layer is included. Numbers begin at 0. A layer that a member lacks (it is padding) is skipped: its
+        entry in the result is arbitrary. If a member lacks the second of three layers, its entries are 0, arbitrary, 1.
         The result is None if no member lacks a layer.
         """
         hidden = self.names[len(self.names) + 1 - last :]

@@ -20,8 +20,8 @@ class Widths(NamedTuple):
     """The input and output width of a network, and the part of the member's architecture that the network is.
 
     Attributes:
-        inputs: the number of inputs. A head reads its own inputs, such as actions, and after them the latent; this
-            number counts its own inputs alone.
+        inputs: the number of inputs. The inputs of a head are only those that it reads in addition to the latent, such
+            as actions; see `role`.
         outputs: the number of outputs; 0 for an encoder, which has no output layer.
         role: the part of the architecture. `encoder` is the layers up to the latent, `head` the layers after the
             latent, and `whole` is encoder and head together. The latent is the layer between encoder and head.
@@ -90,8 +90,8 @@ class Structure(Protocol):
 
     Attributes:
         widths: the input and output width of the network.
-        copies: the number of networks in a row. They have the same architecture, and stand one after the other. The
-            forward pass reads B inputs for each network, `[P · copies, B, …]`.
+        copies: the number of networks that one row holds. They have the same architecture, and their parameters lie one
+            after the other. The forward pass reads B inputs for each network, `[P · copies, B, …]`.
         size: `N`, the length of a row. A row is a whole number of cache lines, so that a kernel's result for the row
             does not depend on other rows.
         memory_widths: the width of each part of the recurrent state; empty if the network is not recurrent.
@@ -110,7 +110,7 @@ class Structure(Protocol):
     def memory(self) -> int: ...
 
     def pack(self, rows: Sequence[Tensor]) -> Tensor:
-        """Return rows `[P, N]` of this structure, in which zeros are the padding.
+        """Return the members' parameters as rows `[P, N]` of this structure, padded with zeros.
 
         `rows` has the flat row of each member without padding: for member p the `[n_p]` numbers of its parameters.
         """

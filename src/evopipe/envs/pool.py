@@ -329,9 +329,10 @@ class EnvPool:
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """Return the state from which `restore` rebuilds the pool with its running episodes.
 
-        For R environments with O numbers in an observation, it holds of each running episode: the `seed` `[R]` (-1
-        before the first reset), the number of steps `length` `[R]`, the `return` so far `[R]`, the current observation
-        `obs` `[R, O]`, and the `actions` so far, those of all rows one after the other, `[sum(length), …]`.
+        The state describes the running episode of each of R environments. `seed` `[R]` is its seed (-1 before the first
+        reset), `length` `[R]` its number of steps, `return` `[R]` its return so far, and `obs` `[R, O]` its current
+        observation of O numbers. `actions` `[sum(length), …]` are its actions so far: first all of row 0, then all of
+        row 1, and so on.
         """
         taken = self._log[np.arange(self._log.shape[1])[None] < self.episode_length[:, None]]
         seed, length = self._seed.copy(), self.episode_length.copy()

@@ -269,7 +269,7 @@ class TeamSpace:
         return row
 
     def agent(self, key: Any) -> Any:
-        """Return the environment's id of an agent, given the id itself or its text.
+        """Return the id that an agent has in the environment. `key` is this id, or the id as text.
 
         Raises:
             UsageError: there is no such agent.

@@ -98,7 +98,7 @@ def _kind_of(module: nn.Module, name: str, part: str, called: str) -> str:
 
 
 def numbers(shapes: Shapes) -> int:
-    """Return how many numbers matrices of these shapes have together.
+    """Return the sum of the sizes of matrices with these shapes.
 
     This is the length of a flat row, the vector that holds all the matrices one after another.
     """

@@ -44,7 +44,8 @@ class Together:
     def tell(self, part: int, *tensors: Tensor) -> None:
         """Broadcast tensors from one process of the group to the others, which receive the values in place.
 
-        The sender is the process that computes the part with the number `part` of the member's rows, see `mine`.
+        `part` is the number of a part of the member's rows. The sender is the process that computes this part, see
+        `mine`.
         """
         if self.size == 1:
             return

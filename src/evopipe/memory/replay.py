@@ -413,7 +413,7 @@ class Replay:
 
     @property
     def filled_at(self) -> int:
-        """The memory address of the array `size`, which C kernels read; it does not change."""
+        """The memory address of the attribute `size`, an array that C kernels read. The address does not change."""
         return self._filled_at
 
     @property

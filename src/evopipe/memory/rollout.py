@@ -63,11 +63,11 @@ class Rollout:
 
     Attributes:
         layout: the layout of a step.
-        rows: `[P, T, E, size]`, the steps in this layout.
+        rows: `[P, T, E, size]`, the steps in this layout; `size` is `layout.size`.
         after: `[P, T, E, O + 4]`, the results of each step: next observation (`O` numbers), reward, terminated, cut (1
-            at the last step of an episode), valid (0 if the step must not be learned from). For a team it is `O + 5`,
-            and each agent's status after the step comes last: `GONE` (takes no part in the next step), `ACTS` (acts
-            next) or `CUT` (was truncated).
+            at the last step of an episode), valid (0 if the step must not be learned from). A team has one number more,
+            `O + 5`. This last number is the agent's status after the step: `GONE` (takes no part in the next step),
+            `ACTS` (acts next) or `CUT` (was truncated).
         memory: `[P, T + 1, E, M]`, the recurrent state before each step, and after the last step.
     """
 

@@ -345,7 +345,8 @@ def finish(
     P members act in E environments each. See `memory.rollout.Rollout.finish`.
 
     Args:
-        after: `[P, E, size]`, the part of the rollout into which the results of this step are written.
+        after: the part of `Rollout.after` into which the results of this step are written, `[P, E, O + 4]`, or for a
+            team `[P, E, O + 5]`. O is the width of an observation.
         expected: `[P, E]`, the predicted values of the states before the step, which the rollout holds already.
         next_obs, reward: `[P, E, O]` and `[P, E]`, the results of the step.
         next_alive: `[P, E]`, the status of each agent after the step, see `evopipe.types`; None except for teams.

@@ -45,7 +45,7 @@ class RunParams(Schema):
 
     @classmethod
     def known(cls) -> tuple[str, ...]:
-        """Return the names of the algorithms that can train members of the kind `PROBLEM`."""
+        """Return the names of the algorithms that can train this class's kind of members (the attribute `PROBLEM`)."""
         return registry.names(cls.PROBLEM)
 
     @classmethod
@@ -79,8 +79,8 @@ class RunParams(Schema):
                 schema, as (key, sentence) pairs. `chosen` is True for the block of the algorithm `train.algo`.
 
         Raises:
-            ValidationError: a block cannot be used. Or the validation asks for a complete file, and the block of the
-                chosen algorithm is missing.
+            ValidationError: a block cannot be used, or the block of the chosen algorithm is missing in a file that must
+                be complete.
         """
         chosen = info.data["train"].algo if "train" in info.data else None
         parsed: dict[str, Any] = {}

@@ -416,13 +416,14 @@ class Policy:
 
 
 def unlike(has: str, wanted: str) -> str | None:
-    """Compare two descriptions of an environment; return why a policy cannot act there, None if they are equal.
+    """Compare an environment with what a policy needs. Return why the policy cannot act in it; None if it can.
 
-    The reason is a phrase that can follow the environment's name in a sentence.
+    The policy can act if both descriptions are equal. The reason is a phrase that can follow the environment's name in
+    a sentence.
 
     Args:
-        has: a phrase that describes the environment, such as `4 observations and 2 discrete actions`.
-        wanted: a phrase of the same form that describes what the policy needs.
+        has: a description of the environment, such as `4 observations and 2 discrete actions`.
+        wanted: a description in the same form of what the policy needs.
     """
     if has == wanted:
         return None

@@ -250,8 +250,8 @@ class TeamPolicy:
 
         `place` is the agent's index in `agents`.
 
-        If the policy is recurrent, the module maps (obs, memory `[B, memory]`) to (actions, new memory); memory, the
-        recurrent state, is zeros at first.
+        If the policy is recurrent, the module maps (observations, state) to (actions, new state). The recurrent state
+        is `[B, M]`, and zeros at first. The attribute `memory` is M.
         """
         made = _Agent(self, place)
         own = self.team.observations[place].size

@@ -385,8 +385,9 @@ def of_round(reward: Tensor, group: int, every: Mapping[str, Tensor]) -> dict[st
     Args:
         reward: `[P, R]`, the rewards of P members' R completions each.
         group: the number of adjacent completions of one prompt.
-        every: the round's means that are known already, by name, `[P]` each: `reward`, `length`, `entropy`, `kl`, and
-            `cut` or `ended`.
+        every: the means over the round's completions that are known already, by name, `[P]` each. The names are
+            `reward`, `length`, `entropy`, `kl`, and one of `cut` and `ended`, the shares of completions that were cut
+            off and that were not.
     """
     apart = reward.double().unflatten(1, (-1, group)).std(dim=2, correction=0)  # [P, groups]
     found = {

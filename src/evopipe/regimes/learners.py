@@ -184,8 +184,8 @@ class LearnerPool:
         Args:
             tick: the number of the tick.
             due: for each cohort (group of members computed as one batch) a list of numbers that says what it has to do.
-                The first number is 0 if there is nothing to do. The lists are passed to `ready`, an argument of
-                `LearnerPool`.
+                The first number is 0 if there is nothing to do. Only the regime (training loop) knows what the others
+                mean: they are passed on to its function `ready`, see `LearnerPool`.
 
         Raises:
             ResourceError: a learner died.

@@ -248,8 +248,10 @@ class Spec(ABC):
         return None
 
     def seeds(self, purpose: Purpose, n: int) -> np.ndarray:
-        """Return `n` environment seeds for a purpose, such as evaluation, `[n]`; the seeds are fixed in a run and equal
-        for all members."""
+        """Return `n` environment seeds `[n]` for a purpose, such as evaluation.
+
+        They depend only on the run's seed and the purpose, so they are equal for all members.
+        """
         seeds: np.ndarray = rng.seeds(np.full(n, rng.run_key(self.seed)), purpose, np.arange(n))
         return seeds
 
@@ -419,7 +421,7 @@ class EnvSpec(Spec):
 
     @property
     def actions(self) -> int:
-        """`A`, the number of discrete actions, or the dimensions of a continuous action."""
+        """`A`: the number of discrete actions, or the number of values in a continuous action."""
         return self.spaces.actions
 
     @cached_property
@@ -481,8 +483,11 @@ class EnvSpec(Spec):
         return scores
 
     def of_agents(self, returns: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the results that an evaluation has in addition to scores, by name: for a team, the `returns` `[…, K]`
-        of the K agents under the key `agents`; else an empty dict."""
+        """Return the results that an evaluation has in addition to scores, by name.
+
+        For a team this is the key `agents` with `returns`, the returns of the K agents `[…, K]`. For a single agent the
+        dict is empty.
+        """
         return {"agents": returns} if self.spaces.by_agent else {}
 
 
@@ -514,8 +519,8 @@ def first_members(spec: Spec, size: int) -> tuple[list[Member], list[Mutation]]:
     """Return the initial population of `size` members, and the mutation that made each member.
 
     Members are mutated only if `evolution.mutation.before_training` is True; else the mutation is `NONE`. Some search
-    strategies draw hyper-parameters. With these, the members' values are drawn from the search space; `search.first`
-    says whether the first member's are drawn too, or are the configured ones.
+    strategies draw hyper-parameters. With such a strategy, the members' values are drawn from the search space. If the
+    parameter `search.first` is `configured`, the first member has the configured values instead.
     """
     keys = [int(key) for key in rng.member_keys(spec.seed, range(size))]
     values: list[dict[str, float]] = [{} for _ in keys]

@@ -128,7 +128,10 @@ class World:
         return rows
 
     def reopen(self, kwargs: Mapping[str, Any]) -> None:
-        """Make all environments anew with these keyword arguments, as a curriculum asks; begin an episode in each."""
+        """Make all environments anew, and begin an episode in each. A curriculum asks for this.
+
+        `kwargs` are the environments' new keyword arguments, in place of `env.kwargs`.
+        """
         self.pool.reopen(kwargs)
         self._begin(np.arange(self.pool.rows))
 

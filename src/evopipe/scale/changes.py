@@ -14,8 +14,9 @@ _LARGE = 1 << 16  # bytes of a tensor below which it is told whole
 def changes(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the changes from the state `before` to the state `now`, as tensors by name.
 
-    The function `fold` applies such changes to a state. For a large tensor, the changes are only its changed rows and
-    its additional rows, unless these are most of it. Every other tensor is returned completely.
+    The function `fold` applies such changes to a state. For a large tensor (64 KiB or more), the changes are its
+    changed rows and its additional rows. If these are more than half of the tensor, the whole tensor is returned
+    instead. All other tensors are returned whole, even if they have not changed.
     """
     told = {}
     for name, tensor in now.items():

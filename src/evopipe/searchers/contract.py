@@ -241,7 +241,7 @@ class Searcher(Protocol):
         """
 
     def state(self) -> dict[str, Any]:
-        """Return, as JSON data, the state of the strategy that is not in the history."""
+        """Return the part of the strategy's state that does not follow from the history, as JSON data."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a state that the method `state` returned."""

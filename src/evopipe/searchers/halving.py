@@ -177,11 +177,15 @@ class Ladder:
         return member.healthy and self.level(member) == (self._level(curve[-2][0]) if len(curve) > 1 else 0)
 
     def promotable(self, waiting: Sequence[Living], eta: int) -> Living | None:
-        """Return the waiting member that is to be promoted; None if there is none.
+        """Return the waiting member that is to train on, up to its next rung; None if there is none.
 
-        A member can be promoted if it has not diverged and is among the best 1/`eta` of all trials that reached its
-        rung. Of several such members, the one on the highest rung is returned, and on one rung the one with the best
-        score.
+        A member can be promoted if it has not diverged, and if its score at the last rung that it reached is among the
+        best 1/`eta` of that rung. All trials that reached the rung are compared. If several members can be promoted,
+        those on the highest rung come first, and among these the one with the best score.
+
+        Args:
+            waiting: the members that do not train at present.
+            eta: the share of trials that are promoted is 1/`eta`.
         """
         here = {member.id: member for member in waiting if member.healthy}
         for level in range(len(self.rungs) - 1, 0, -1):

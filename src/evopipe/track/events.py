@@ -198,7 +198,10 @@ class Generation:
         )  # fmt: skip
 
     def metrics(self) -> dict[str, float]:
-        """Return the population's finite numbers by the names that trackers show, such as `fitness/best`."""
+        """Return the numbers that trackers show of the population, by their names there, such as `fitness/best`.
+
+        Numbers that are not finite are left out.
+        """
         apart = any(row.steps is not None for row in self.members)
         taught = {f"curriculum/{k}": v for k, v in (self.curriculum or {}).items() if isinstance(v, int | float)}
         named = {

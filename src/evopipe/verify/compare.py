@@ -67,10 +67,11 @@ class ComparedOut:
 def compare(one: Path, two: Path, tolerance: float | None = None) -> list[ComparedOut]:
     """Compare two folders in which the same pipeline ran; return one row for each DVC out, in the order of the stages.
 
-    Without a tolerance, all outs must be equal, except for measured times. With a tolerance, outs that depend on
-    training may also differ, and only the elite's score is judged: it may differ by `tolerance` times the score in
-    `one`, and by more if both 95 % intervals overlap. In this case `one` must be the folder of the committed run, in
-    which outs may be unavailable.
+    Without a tolerance, all outs must be equal, except for measured times.
+
+    With a tolerance, outs that depend on training may differ. Of these, only the elite's score is judged. The two
+    scores agree if their 95 % intervals overlap, or if they differ by at most `tolerance` times the score in `one`.
+    With a tolerance, `one` must be the folder of the committed run. Its other outs may be unavailable.
 
     Raises:
         MissingInputError: the score in one of the folders is missing.

@@ -50,7 +50,7 @@ class Agent(View):
         ALGO: evopipe's name of the algorithm, in classes such as `DQN`; else empty.
         index: the agent's index in the population.
         fitness: the results of `test`, oldest first.
-        scores: returns of finished episodes, for the script's own loop to fill.
+        scores: returns of finished episodes. `collect_rollouts` adds to this list, and so may the script's own loop.
         steps: environment steps, as a list whose last entry is the current count. Loops and training functions update
             it.
         mut: a text that describes the last mutation; `"None"` if nothing changed.

@@ -127,7 +127,7 @@ class LanguageAgent(View):
     Attributes:
         breed: the model, algorithm and settings that all agents of the population share.
         fitness: the scores of tests and of evaluations in training, oldest first.
-        scores: scores, for the script's own loop to fill.
+        scores: a list of numbers that only the script's own loop fills.
         steps: the number of prompts so far, as a list whose last entry is the current number.
         mutation: the last mutation.
 

@@ -99,6 +99,8 @@ def get(cfg: EnvConfig) -> Backend:
 
 
 def as_tensors(cfg: EnvConfig) -> Callable[..., Any] | None:
-    """Return the function of `env.backend` that makes a `TensorPool` or an object like it; None if the backend has no
-    such function."""
+    """Return the function `tensors` of the backend that `env.backend` names; None if the backend has no such function.
+
+    The function makes a `TensorPool`, or an object with the same methods.
+    """
     return get(cfg).tensors

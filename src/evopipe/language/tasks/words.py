@@ -54,8 +54,11 @@ class Vocabulary:
         return "" if code < 0 else "".join(COLOURS[code // 3**i % 3] for i in range(self.length))
 
     def gains(self, possible: np.ndarray) -> np.ndarray:
-        """Return the expected information that each of the V words gives as a guess, `[V]` in bits, if all `possible`
-        words (bool `[V]`) are equally likely. This is the entropy of the colours that the guess gets."""
+        """Return for each of the V words how much information it is expected to give as a guess, `[V]` in bits.
+
+        `possible` is bool `[V]`: the words that may be the solution. All of these are equally likely. The expected
+        information is the entropy of the colours that the guess gets.
+        """
         codes = self.codes[:, possible]
         n, k = codes.shape
         at = codes + np.arange(n)[:, None] * 3**self.length
