@@ -128,14 +128,16 @@ class World:
         return rows
 
     def reopen(self, kwargs: Mapping[str, Any]) -> None:
-        """Make all environments anew with these keyword arguments, as a curriculum asks; begin an episode in each."""
+        """Make all environments anew with these keyword arguments, and begin an episode in each. The user's curriculum
+        (`train.curriculum`) chose the arguments."""
         self.pool.reopen(kwargs)
         self._begin(np.arange(self.pool.rows))
 
     def own(self, x: np.ndarray) -> np.ndarray:
         """Return the rows of an array that belong to living members (those that train now).
 
-        The array `x` has a row for each environment of all members; the result is `[P · E, …]` for P living members.
+        The array `x` has a row for each environment of all members, living or not. The result is `[P · E, …]`, where P
+        counts only the living members.
         """
         return x if self.rows is None else x[self.rows]
 
