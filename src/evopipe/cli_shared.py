@@ -81,8 +81,11 @@ def _load_later(*names: str) -> list[_Later]:
 
 @contextmanager
 def loading_later(*names: str) -> Iterator[None]:
-    """Let what is imported in the block load these packages where it first uses them. Behind it they count as not
-    loaded, as libraries ask that look whether an array is torch's."""
+    """Make imports of these packages lazy inside a `with` block: a package is loaded when it is first used.
+
+    After the block a package that was not used is absent from `sys.modules`, where other libraries look to see whether
+    an array could be a tensor of torch.
+    """
     found = _load_later(*names)
     try:
         yield

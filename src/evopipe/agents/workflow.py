@@ -47,8 +47,8 @@ class EpisodeRunner:
         Args:
             function: the function.
             *args: its arguments.
-            safe: whether the function is thread-safe. If not, the call waits until no other unsafe call of the engine
-                runs.
+            safe: whether the function is thread-safe. If not, the call waits until no other unsafe call runs, in any
+                episode.
             **how: further arguments of `Threads.call`: `blocking` (thread or process), `seconds` (the time limit), and
                 `undo` (what to call with a result that comes too late).
         """
@@ -208,7 +208,8 @@ class Workflow(ABC):
         return episode
 
     def compute_trajectory_reward(self, trajectory: Trajectory) -> None:
-        """Set a trajectory's reward to the sum of its steps' rewards. If all of these are 0, it stays as it is."""
+        """Set a trajectory's reward to the sum of its steps' rewards. If all steps have the reward 0, the trajectory
+        keeps the reward that it has."""
         if any(step.reward for step in trajectory.steps):
             trajectory.reward = float(sum(step.reward for step in trajectory.steps))
 

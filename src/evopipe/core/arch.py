@@ -93,8 +93,11 @@ class Arch:
         return len(self.encoder) if self.kind == "lstm" else 0
 
     def of(self, widths: Widths) -> Arch:
-        """Return the architecture of a network with these widths, whose hidden layers may be wider (`Widths.widen`),
-        and which has no layer normalisation if its inputs are renormalised (`Widths.renorm`)."""
+        """Return the architecture of the member's network that has these widths.
+
+        Its hidden layers are `widths.widen` times as wide. It has no layer normalisation if `widths.renorm` is true,
+        because its inputs are then renormalised.
+        """
         if widths.widen == 1 and not widths.renorm:
             return self
         encoder, head = (
@@ -175,6 +178,8 @@ class Arch:
     def describe(self) -> str:
         """Return a short text for people: `128+64|32|64` means two encoder layers, the latent and one head layer.
 
+        The latent is the layer between encoder and head.
+
         `~` marks a blended layer (one whose output is mixed with its input). Convolutions come first, as channels,
         kernel and stride: `16k3/2+32k3|…`. An encoder that is no MLP is named: `simba 64|32`.
         """
@@ -185,8 +190,8 @@ class Arch:
         return "|".join(part for part in (convs, encoder, str(self.latent), head) if part)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the architecture as JSON data, which `from_json` reads. The field `kind` is left out for a plain
-        MLP."""
+        """Return the architecture as JSON data, which `from_json` reads. The key `kind` is missing if the encoder is
+        an MLP."""
         return {
             "encoder": [list(block) for block in self.encoder],
             "latent": self.latent,

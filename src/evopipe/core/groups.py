@@ -41,7 +41,7 @@ class AgentGroups:
 
     `K` agents form `G` groups of at most `n` agents; each member has one network per group. Smaller groups are padded
     to n places, so that the networks of all groups run in one batch. In shapes, P counts members, B rows of a batch, O
-    the numbers of an observation, and A the actions of the agent with the most.
+    the numbers of an observation, and A the largest number of actions of any agent.
 
     Attributes:
         spaces: the environment's spaces.
@@ -175,7 +175,8 @@ class AgentGroups:
     def seated(self, x: Tensor) -> Tensor:
         """Arrange agents' inputs by the network that each agent uses: `[P, K, B, …]` → `[P · G, n · B, …]`.
 
-        A group with fewer than n agents has free places, which are filled with copies of its first agent's inputs.
+        The K agents form G groups with one network each; the largest group has n agents. In a smaller group, the free
+        places are filled with copies of its first agent's inputs.
         """
         seats = self.on(x.device).seats
         x = x if seats is None else x.index_select(1, seats)
@@ -183,9 +184,10 @@ class AgentGroups:
         return out
 
     def back(self, x: Tensor) -> Tensor:
-        """Undo `seated`: arrange the networks' outputs by agent, `[P · G, n · B, …]` → `[P, K, B, …]`.
+        """Arrange the networks' outputs by agent: `[P · G, n · B, …]` → `[P, K, B, …]`; the inverse of `seated`.
 
-        A member has G networks, one for each group of agents. Each group has n places.
+        A member has G networks, one for each group of agents. n is the number of agents in the largest group; the
+        padding of smaller groups is left out.
         """
         back = self.on(x.device).back
         out: Tensor = x.unflatten(1, (self.seats, -1)).unflatten(0, (-1, len(self.groups))).flatten(1, 2)
@@ -214,12 +216,13 @@ class AgentGroups:
         return torch.cat((x, ids.expand(*x.shape[:-1], -1)), dim=-1)
 
     def there(self, next_alive: Tensor) -> Tensor:
-        """Return which agents count as present after a step in each agent's bootstrap target, `[P, K, B, K]` bool.
+        """Return, for the bootstrap target of each agent, which agents count as present after the step:
+        `[P, K, B, K]` bool.
 
-        For the target of agent i, a centralised critic values the next situation, and reads zeros for agents that are
-        not present. Entry [p, i, b, j] is True if agent j is present in the target of agent i. This is so if j acts
-        next, or if the step truncated both i and j. `next_alive` `[P, B, K]` is each agent's status after the step:
-        `GONE`, `ACTS` or `CUT`, see `evopipe.types`.
+        A centralised critic values the situation after the step, and reads zeros for agents that are not present. Entry
+        [p, i, b, j] is True if agent j is present in the target of agent i. This is so if j acts next, or if the step
+        truncated both i and j. `next_alive` `[P, B, K]` is each agent's status after the step: `GONE`, `ACTS` or `CUT`,
+        see `evopipe.types`.
         """
         of = next_alive[:, None]  # [P, 1, B, K]
         return (of == ACTS) | ((of == CUT) & (next_alive.transpose(1, 2)[..., None] == CUT))
@@ -232,9 +235,10 @@ class AgentGroups:
         only, because a network has convolutions for one observation.
 
         Args:
-            obs: `[P, B, K, O]`, which the critics of all agents read; or `[P, K, B, K, O]` with other values for each
-                critic, where axis 1 is the critic's agent and axis 3 the agent that observes.
-            actions: `[P, B, K, A]` or `[P, K, B, K, A]` in the same way; None for critics that read no actions.
+            obs: the observations. `[P, B, K, O]` if all critics read the same ones. `[P, K, B, K, O]` if each critic
+                reads different ones: the first K counts the critics' agents, the second K the agents that observe.
+            actions: the actions, `[P, B, K, A]` or `[P, K, B, K, A]` in the same way; None for critics that read no
+                actions.
         """
         places = self.on(obs.device)
         parts = [_side_by_side(obs if places.plain is None else obs.index_select(-1, places.plain), places.seen)]

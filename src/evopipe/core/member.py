@@ -86,9 +86,10 @@ def parameters(*networks: str, trainable: bool = False) -> Any:
 
 
 def scales(network: str, trainable: bool = False) -> Any:
-    """Declare a field of an algorithm's state that holds one scale for every parameter of a network, as a `Net`.
+    """Declare a field of an algorithm's state that holds one scale for every parameter of a network.
 
-    A noisy network, for example, has a noise scale for each parameter.
+    The field's value is a `Net` with the same shape as that network. A noisy network, for example, has a noise scale
+    for each parameter.
 
     Args:
         network: the name of the network.

@@ -58,7 +58,7 @@ class Statistics:
 
         Args:
             values: `[P, n, N]`, n values of N columns for each of P members.
-            given: `[P, n]` bool, which values count. If none counts for a member, its statistics keep every bit.
+            given: `[P, n]` bool, which values count. If none counts for a member, its statistics do not change.
         """
         # One column's values lie together, so that their sum does not depend on how many members there are.
         x = torch.where(given[..., None], values.double(), 0.0).transpose(1, 2).contiguous()  # [P, N, n]
@@ -139,10 +139,11 @@ class Normaliser:
         return Normaliser({name: x if name == COLUMNS else x[first:end] for name, x in self.held.items()})
 
     def update(self, obs: Tensor, healthy: Tensor, there: Tensor | None = None) -> None:
-        """Update the statistics with observations `[P, E, O]`, in place: E observations of each member.
+        """Update the statistics in place.
 
         Args:
-            obs: the observations. An observation that is not finite is left out.
+            obs: `[P, E, O]`, E observations of O numbers for each of P members. For a team, each agent in each
+                environment has one of the E. An observation that is not finite is left out.
             healthy: `[P]` bool. The observations of members for which it is False are left out.
             there: for a team, `[P, E]` bool, whether the agent is present. The zeros of absent agents are left out.
         """

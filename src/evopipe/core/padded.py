@@ -40,9 +40,9 @@ def round_up(value: float, multiple: int) -> int:
 def widest(archs: Sequence[Arch]) -> Arch:
     """Return the smallest architecture in which all of `archs` fit.
 
-    Each layer has the largest of its widths in `archs`, rounded up. A layer that one of `archs` lacks becomes a blended
-    layer, which can be skipped; so does a layer that is blended in one of them. Residual blocks are never blended: if a
-    member lacks one, its padding adds 0.
+    Each layer has the largest of its widths in `archs`, rounded up to a multiple of `WIDTH_MULTIPLE`. A layer that
+    members can skip is called blended. A layer becomes blended if one of `archs` lacks it or has it as a blended layer.
+    Residual blocks are never blended: if a member lacks one, its padding adds 0.
     """
 
     def room(parts: Sequence[Sequence[Block]], residual: bool = False) -> tuple[Block, ...]:
@@ -196,8 +196,11 @@ class Padded:
         return (counted - 1).clamp(min=0).to(self.device)
 
     def own_inputs(self) -> list[Tensor | None]:
-        """Return for each layer, convolutions and output layer included, which of its padded inputs each row has: 1 or
-        0, `[P, 1, inputs]`. The result is None for a layer whose inputs are not renormalised."""
+        """Return for each layer which of its inputs are a member's own, `[P, 1, inputs]`: 1, or 0 for padding.
+
+        The list also has the convolutions and the output layer. An element is None if the layer's inputs are not
+        normalised by batch renormalisation.
+        """
         if self._own_inputs is None:
             own = self.pack([torch.ones(len(index)) for index in self.index])
             norms = [layer.norm for layer in self.layout.every]
@@ -366,7 +369,7 @@ def _runs(names: Sequence[str]) -> list[tuple[str, int, int]]:
 def noisy(net: Net, scale: Net, draw: Stream) -> list[Views]:
     """Return a network's parameters, in the form of `Net.views`, with factorised Gaussian noise.
 
-    The noise is on the layers after the latent, which is the last layer of the encoder.
+    Only the layers that follow the encoder get noise.
 
     Weights are w + σ f(ε_in) f(ε_out) and biases b + σ f(ε_out), with f(x) = sign(x) √|x| (Fortunato et al., 2018, §
     3.1 b). One noise sample serves a member's whole batch.

@@ -69,10 +69,11 @@ class Minibatch:
 
 
 def read(x: Tensor, norm: Tensor | Minibatch | None) -> Tensor:
-    """Return what a dense layer reads of x `[P, B, inputs]`: x normalised.
+    """Return the input x `[P, B, inputs]` of a dense layer, normalised.
 
-    `norm` is the layer's `[P, 4, inputs]` to normalise by the running statistics, a `Minibatch` to normalise by the
-    minibatch's, or None to return x as it is.
+    If `norm` is a tensor `[P, 4, inputs]` (the layer's gains, shifts, running means and running variances), x is
+    normalised by the running statistics. If it is a `Minibatch`, x is normalised by the minibatch's statistics. If it
+    is None, x is returned as it is.
     """
     if norm is None:
         return x

@@ -178,9 +178,9 @@ class Architecture(Protocol):
     Attributes:
         activation: the name of the hidden layers' activation function; empty if mutations must not change it. The
             members of a cohort are sorted by this name.
-        family: a value that is the same for all members of a cohort, such as the convolutions.
-        signature: a value, such as the padded widths, that is also the same for all members of a cohort in the mode
-            `exact`. In this mode a member's results do not depend on other members.
+        family: a value, such as the convolutions. Only members with equal values can share a cohort.
+        signature: a value, such as the padded widths. In the mode `exact`, only members with equal values share a
+            cohort, so that a member's results do not depend on other members.
     """
 
     @property

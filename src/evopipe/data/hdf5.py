@@ -264,7 +264,7 @@ class StoredArray:
         return array
 
     def wrong(self, what: str) -> Unusable:
-        """Return an `Unusable` error whose message is this dataset's path in the file and then the text `what`."""
+        """Return an `Unusable` error. Its message is the path of this entry in the HDF5 file, and then `what`."""
         return Unusable(f"dataset '{self.label}' {what}")
 
 

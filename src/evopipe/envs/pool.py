@@ -65,8 +65,8 @@ class EnvPool:
             environment declares its own time limit.
         spec: the environment's spec in Gymnasium; None if it has none.
         reward_threshold: the return at which the environment counts as solved; None if its spec does not say.
-        upcoming: a function (rows `[n]`, k) → `[n, k]`, the seeds of the next k episodes of these rows, or None. The
-            caller may set it so that episodes can be begun ahead of time; results do not depend on it.
+        upcoming: None, or a function (rows `[n]`, k) → `[n, k]` that returns the seeds of the next k episodes of these
+            rows. The caller may set it so that episodes can be begun ahead of time; results do not depend on it.
 
     Raises:
         ParamsError: the environment is unknown, its spaces are not supported, or `env.backend` does not offer it.
@@ -244,9 +244,11 @@ class EnvPool:
     def send(self, actions: npt.ArrayLike, rows: npt.ArrayLike | None = None) -> None:
         """Start a step, which `receive` finishes. The caller may compute in between.
 
-        The arguments are those of `step`: `actions` `[n, …]` in the algorithm's encoding, and the numbers `rows` `[n]`
-        of the environments, all if None. Before `receive`, `obs`, `mask`, `episode_return`, `episode_length` and
-        `state()` do not change, and no other method than `receive` and `close` may be called.
+        The arguments are those of `step`. `actions` `[n, …]` are in the algorithm's encoding. `rows` `[n]` are the
+        numbers of the environments to step; None for all.
+
+        Until `receive` is called, `obs`, `mask`, `episode_return`, `episode_length` and `state()` do not change. The
+        only methods that may be called are `receive` and `close`.
 
         Raises:
             UsageError: a step is running already.
@@ -262,8 +264,8 @@ class EnvPool:
     def taken(self, actions: npt.NDArray[Any], rows: npt.ArrayLike | None = None) -> npt.NDArray[Any]:
         """Return the actions of a team of K agents as they are executed, `[n, K, …]`.
 
-        They are the policy's `actions`, unless the environment prescribes an agent's action in its `info`: then it is
-        that one. `rows` `[n]` are the environments of these actions; None for all.
+        If the environment prescribes an agent's action in its `info`, the result has that action. For other agents it
+        has the policy's action, from `actions`. `rows` `[n]` are the environments of these actions; None for all.
         """
         if not self.is_forced.any():
             return actions

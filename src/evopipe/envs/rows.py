@@ -149,9 +149,9 @@ class Rows:
         numbers: the rows (places in the pool) of these environments.
         made: environments that already exist. The first rows get them; for the other rows, environments are made.
         masked: an array `[1]` that is set to True at the first reset if the environments have action masks.
-        turn: an array `[1]` that tells a watchdog what happens, so that it can find an environment that hangs. While an
-            environment is reset or stepped, the number is its row. Each time an environment has been constructed, it is
-            another negative number.
+        turn: an array `[1]` that this object writes and a watchdog reads, to find an environment that hangs. While an
+            environment is reset or stepped, the array holds the environment's row. After each construction of an
+            environment, it holds a new negative number.
 
     Raises:
         ParamsError: the environment is unknown, or its arguments or spaces cannot be used.

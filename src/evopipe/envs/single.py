@@ -97,7 +97,7 @@ class OneRow(gymnasium.Env[Any, Any]):
 
 
 class RowInC(gymnasium.Env[Any, Any]):
-    """A Gymnasium environment that wraps a user's environment in C, and steps a single one of it.
+    """A Gymnasium environment that wraps a single copy of a user's environment in C.
 
     Args:
         source: the C file.

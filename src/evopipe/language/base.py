@@ -135,7 +135,7 @@ class Base:
         """Mark a text as data, in which special tokens have no effect, because a dataset, an environment or a model
         wrote it.
 
-        If `special_tokens` is true, the text is not marked.
+        If the attribute `special_tokens` is True, the text is not marked.
         """
         return Marked(text) if self.special_tokens else Marked.as_data(text)
 
@@ -162,7 +162,8 @@ class Base:
         A list of messages goes through the chat template. A text does so only if `chat` is true.
 
         Args:
-            prompt: a text or a list of messages. Special tokens in it are plain text, unless `special_tokens` is true.
+            prompt: a text or a list of messages. Special tokens in it are plain text, unless this base's attribute
+                `special_tokens` is true.
             chat: whether a text is shown as a message of the user through the chat template.
             system: the system message; None for none. If the chat template is not used, it is put before the text.
                 Special tokens in it take effect.

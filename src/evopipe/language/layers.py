@@ -25,10 +25,10 @@ class BaseWeight(NamedTuple):
     normalisation layer, and `bias` [H]; V counts the tokens of the vocabulary, and H is the width of the hidden states.
 
     Attributes:
-        name: the name of the weight. The function `linear_layers` gives the layer's name instead.
-        kind: the kind of the weight. Tied weights may have several kinds; this is that of the first module.
-        shape: the shape of the weight. The function `linear_layers` gives (in, out) for both kinds.
-        modules: a pair (module, kind) for each module that uses the weight. Tied weights have several.
+        name: the name of the weight; in a result of `linear_layers`, the name of its layer.
+        kind: the kind of the weight. If several modules share it (tied weights), its kind in the first module.
+        shape: the shape of the weight; in a result of `linear_layers`, always (in, out).
+        modules: a pair (module, kind) for each module that uses the weight. Tied weights have several pairs.
     """
 
     name: str

@@ -181,11 +181,11 @@ def read(
     the algorithm.
 
     Returns:
-        The block `language` of the parameters, the task, the algorithm's configuration, the architecture, and a flat
-        row of each network that chooses tokens, by name.
+        The block `language` of the parameters, the task, the algorithm's configuration, the architecture, and by name
+        each network that chooses tokens, as a flat row (all its weights in one vector).
 
     Raises:
-        DataError: a file is damaged, or the task now has other tokens.
+        DataError: a file is damaged, or the tokens of the task have changed since the training.
     """
     try:
         config = LanguageConfig.model_validate(about["language"])

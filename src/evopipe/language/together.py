@@ -37,8 +37,8 @@ class Together:
         return not self.place
 
     def mine(self, part: int) -> bool:
-        """Return whether this process computes a part of the member's rows. `part` is the part's number; parts are
-        dealt to the group's processes in turn."""
+        """Return whether this process computes the part of the member's rows that has the number `part`. Parts are
+        assigned to the group's processes in turn."""
         return part % self.size == self.place
 
     def tell(self, part: int, *tensors: Tensor) -> None:

@@ -124,9 +124,9 @@ class Priorities:
         self._add_up(slots[:, None].expand(index.shape).reshape(-1), index.reshape(-1))
 
     def inherit(self, slots: Tensor, parents: Tensor) -> None:
-        """Copy the priorities of the members in the slots `parents` `[n]` to the members in `slots` `[n]`.
+        """Copy priorities from parents to members. A member and its parent must sample the same buffer.
 
-        A member and its parent must sample the same buffer.
+        `slots` `[n]` are the members' slots (places in the population), and `parents` `[n]` those of their parents.
         """
         for tensor in self.tensors():
             tensor.index_copy_(0, slots, tensor.index_select(0, parents))

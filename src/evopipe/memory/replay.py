@@ -43,10 +43,10 @@ class RowLayout:
     Attributes:
         obs: O, the width of an observation; for a team of K agents K · O.
         actions: A, the number of discrete actions or the width of a continuous action; for a team K · A.
-        masked: whether a row holds the legal actions of the next observation.
+        masked: whether a row holds which actions are legal after the transition.
         continuous: whether actions are continuous.
         steps: the largest number of environment steps that a transition spans.
-        legal: whether a row holds the legal actions of the observation.
+        legal: whether a row holds which actions are legal before the transition.
         agents: K for a team, 0 for a single agent.
     """
 
@@ -64,10 +64,10 @@ class RowLayout:
 
         Args:
             spaces: the environment's spaces.
-            masked: whether a row holds the legal actions of the next observation.
+            masked: whether a row holds which actions are legal after the transition.
             steps: the largest number of environment steps that a transition spans.
-            legal: whether the algorithm's loss also needs the legal actions of the observation. This is the constant
-                `MASKED_LOSS` of the algorithm's module. These actions are stored only if `masked` is True.
+            legal: whether the algorithm's loss also needs the actions that are legal before the transition, as the
+                constant `MASKED_LOSS` of the algorithm's module says. A row holds them only if `masked` is True too.
         """
         k, agents = spaces.agents, sum(spaces.by_agent)
         sizes = k * spaces.observations, k * spaces.actions
@@ -524,9 +524,10 @@ class Replay:
         return filled
 
     def first(self, slots: Sequence[int]) -> Tensor:
-        """Return the index of the first row of each member's buffer, counted over the rows of all buffers.
+        """Return the index of the first row of each member's buffer, `[P]` int64 on the device.
 
-        `slots` are the P members; the result is `[P]` int64 on the device.
+        The rows of all buffers are numbered one buffer after another. `slots` are the slots (places in the population)
+        of P members.
         """
         return upload(torch.from_numpy(self.memory_of(slots) * self.capacity), self.device)
 
@@ -561,7 +562,8 @@ class Replay:
     def state(self) -> dict[str, Tensor]:
         """Return a copy on the CPU of the buffers' contents, as tensors by name.
 
-        The contents are the filled rows, positions and sizes, and priorities and frames if there are any.
+        The contents are the filled rows, positions and sizes, and if there are any, priorities and the separately
+        stored images (frames).
         """
         filled = int(self.size.max(initial=0))
         return {

@@ -155,22 +155,22 @@ class Rollout:
         self.after[members, tick, envs, self.layout.spaces.observations + 2] = 1.0
 
     def following(self, ticks: int) -> tuple[Tensor, ...]:
-        """Return the states after each of the first T = `ticks` ticks of P members in E environments each. The method
+        """Return the states after each of the first t = `ticks` ticks of P members in E environments each. The method
         `estimate` needs the values of these states.
 
-        The result is a tuple: the next observations of O numbers, `[P, T · E, O]`, the recurrent states of M numbers,
-        `[P, T · E, M]`, and for a team each agent's status `next_alive` `[P, T · E]`.
+        The result is a tuple. It has the next observations `[P, t · E, O]`, of O numbers, and the recurrent states
+        `[P, t · E, M]`, of M numbers. For a team it also has the agents' statuses after the step, `[P, t · E]`.
         """
         o, after = self.layout.spaces.observations, self.after[:, :ticks].flatten(1, 2)
         return after[..., :o], self.memory[:, 1 : ticks + 1].flatten(1, 2), *after[..., o + AFTER :].unbind(dim=-1)
 
     def estimate(self, ticks: int, next_value: Tensor, gamma: Tensor, lam: Tensor) -> None:
-        """Compute the advantages (GAE) and value targets of the first T = `ticks` ticks of P members in E environments
+        """Compute the advantages (GAE) and value targets of the first t = `ticks` ticks of P members in E environments
         each, and store them in `rows`.
 
         Args:
             ticks: the number of ticks.
-            next_value: `[P, T · E]`, the values of the states that the method `following` returns.
+            next_value: `[P, t · E]`, the values of the states that the method `following` returns.
             gamma: `[P]`, the discounts γ.
             lam: `[P]`, λ of GAE.
         """

@@ -363,7 +363,8 @@ def finish(
 
 
 def plain(*tensors: Tensor) -> bool:
-    """Return whether all tensors are float32 on the CPU, and the kernels may compute a whole update of them."""
+    """Return whether two conditions hold: all tensors are float32, and the C kernels may compute a whole update of them
+    (see `build.serve_wholly`)."""
     return build.serve_wholly(*tensors) and {x.dtype for x in tensors} == {torch.float32}
 
 

@@ -93,9 +93,10 @@ class Policy:
             seed: the seed of exploration.
 
         Returns:
-            int64 `[]` or `[B]`; `[*shape]` or `[B, *shape]` for multi-discrete and multi-binary actions. Continuous
-            actions are float32 of that shape, within the environment's bounds. The type is that of `obs`: for one NumPy
-            observation a NumPy scalar or array, ready for `env.step`.
+            Discrete actions are int64 `[]`, or `[B]` for a batch. Multi-discrete and multi-binary actions are int64
+            `[*shape]` or `[B, *shape]`, with the shape of the action space. Continuous actions have that shape too;
+            they are float32, within the environment's bounds. The result is NumPy or torch, as `obs` is. For one NumPy
+            observation it is a NumPy scalar or array, ready for `env.step`.
 
         Raises:
             UsageError: a shape does not fit, no action is legal, a value is NaN, or the policy is recurrent (use
@@ -471,12 +472,10 @@ def hold_bounds(module: torch.nn.Module, space: ActionSpace) -> None:
 
 
 def own_actions(module: Any, space: ActionSpace, actions: torch.Tensor) -> torch.Tensor:
-    """Convert a policy's actions to values of the environment's action space, by operators that `torch.export` can
-    trace.
+    """Convert a policy's actions to values of the environment's action space.
 
-    The result equals that of the method `ActionSpace.own`.
-
-    Continuous actions are scaled from [−1, 1] to the bounds; discrete actions are shifted by the space's first value.
+    Continuous actions are scaled from [−1, 1] to the bounds. Discrete actions are shifted by the space's first value.
+    The result equals that of the method `ActionSpace.own`, but `torch.export` can trace this function.
 
     Args:
         module: a module with the bounds or first values of the space as buffers, which `hold_bounds` registered.
@@ -535,8 +534,10 @@ def rows_for_acting(algo: Algorithm, tensors: Mapping[str, torch.Tensor]) -> dic
 def for_acting(algo: Algorithm, member: Member, widths: Mapping[str, Widths]) -> Member:
     """Return a copy of a member with zeros in place of all tensors that a policy does not need.
 
-    The copy keeps the networks that gradients train, as far as the member has them, and the tensors that
-    `rows_for_acting` names. `widths` holds the input and output width of every network of the algorithm by name.
+    The copy keeps the networks that gradients train, except those that the member does not have. It also keeps the
+    tensors that `rows_for_acting` names.
+
+    `widths` holds the input and output width of every network of the algorithm by name.
     """
     online, tensors = {*online_networks(algo, widths).values()}, rows_for_acting(algo, member.tensors)
     for name, (kind, network) in tensor_kinds(algo.State, widths).items():

@@ -44,11 +44,11 @@ class Completer:
     Attributes:
         spec: the run's configuration.
         corpus: the dataset, as tokens.
-        judge: a function of n rows of the dataset and their completions as texts. It returns the rewards `[n]`, and how
-            many of these could not be computed and are 0.
+        judge: a function of n rows of the dataset and their completions as texts. It returns the rewards `[n]`, and the
+            number of failures. A reward that could not be computed is a failure, and counts as 0.
         engine: the vLLM engine that generates; None if torch does.
-        truth: if a reward model is the `judge`, a function like `judge` that computes the task's own score, which is
-            only reported; else None.
+        truth: a function like `judge` that computes the task's own score, which is only reported. None if `judge` is
+            not a reward model.
     """
 
     spec: TextSpec
@@ -304,8 +304,11 @@ class Dialogue:
         self._probe.note(cohort, of_round(text.reward, group, every))
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """Score the members of `cohorts` by their completions of prompts of the validation split, which `seeds` select.
-        `stopped` is a function that returns whether to stop."""
+        """Score the members of `cohorts` by their completions of prompts.
+
+        Each of the `seeds` selects a prompt of the validation split. `stopped` is a function that returns whether to
+        stop.
+        """
         rows = self.completer.corpus.splits["validation"]
         return self.completer.evaluate(cohorts, rows[held_out(seeds, len(rows))], stopped)
 

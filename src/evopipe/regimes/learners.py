@@ -113,10 +113,10 @@ class LearnerPool:
     Args:
         spec: the run's configuration.
         processes: the most learners to use, see `learner_count`.
-        ready: a function (share, rows, tick, work) that returns another function, without arguments. That function
-            makes the updates of the share, in place. `rows` are the members of the share as a cohort, and `tick` is the
-            number of the training step. `work` is a list of numbers that says what the share's whole cohort has to do.
-            Only the regime (training loop) knows what the numbers mean; the first is 0 if there is nothing to do.
+        ready: a function (share, rows, tick, work). It returns a second function, without arguments, which makes the
+            updates of the share in place. `rows` are the members of the share as a cohort, and `tick` is the number of
+            the training step. `work` is a list of numbers for the whole cohort that the share is part of. Only the
+            regime (training loop) knows their meaning, except that the first is 0 if there is nothing to do.
         compiled: whether C kernels make the updates; then threads of this process are used instead of processes.
     """
 

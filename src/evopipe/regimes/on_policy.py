@@ -313,7 +313,7 @@ class OnPolicy:
         """Sample an action for every environment, `[P · E, …]`, from the present observations of P members in E
         environments each.
 
-        Further calls return the same actions until `record` is called.
+        Further calls return the same actions until this object's method `record` is called.
         """
         if self.world.pending is not None:
             return self.world.pending

@@ -27,14 +27,14 @@ def act(
     """Choose every member's actions with exploration. The result is `[P · E]` int64, or `[P · E, A]` float32 if actions
     are continuous.
 
-    P counts the members, E the environments of each, O the numbers of an observation, and A the discrete actions or the
-    numbers of a continuous one. For a team, every array has an axis `K` (agents) after the first. A diverged member's
-    environments continue with random legal actions, because its network's outputs mean nothing.
+    There are P members with E environments each. An observation has O numbers. A is the number of discrete actions, or
+    of the numbers in a continuous one. For a team, every array has an axis `K` (agents) after the first. A diverged
+    member's environments continue with random legal actions, because its network's outputs mean nothing.
 
     Args:
         spec: the run's configuration.
         cohorts: the members, in groups whose networks are computed as one batch.
-        obs: `[P · E, O]` float32, rows in the order of slots.
+        obs: `[P · E, O]` float32, the observations, sorted by the members' slots (places in the population).
         legal: `[P · E, A]` bool, whether each action is legal.
         epsilon: the exploration rate.
         tick: the number of this step; together with the members' keys it fixes the random draws.
@@ -196,8 +196,8 @@ def step(
 
 
 def gather(chosen: Sequence[Tensor], places: Sequence[Any]) -> np.ndarray:
-    """Return the actions of all P members in E environments each, `[P, E, …]`, as one NumPy array in the order of
-    slots.
+    """Return the actions of all P members in E environments each, `[P, E, …]`, as one NumPy array, sorted by the
+    members' slots (places in the population).
 
     `chosen` has the actions of each cohort (group of members computed as one batch). `places` has, for each cohort, the
     indices of its members among all P members. If one cohort has all members in order, `places` is `EVERYONE`. All

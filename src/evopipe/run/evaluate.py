@@ -48,7 +48,7 @@ def evaluate(
 
     Raises:
         Stopped: `stopped` returned True.
-        EnvironmentFailed: an environment raised or broke its contract.
+        EnvironmentFailed: an environment raised an exception or broke its contract.
     """
     slots = sorted(slot for cohort in cohorts for slot in cohort.slots)
     place = {slot: p for p, slot in enumerate(slots)}

@@ -83,7 +83,7 @@ class Regime(Scoring, Protocol):
 
     @property
     def remarks(self) -> Sequence[str]:
-        """Sentences for the user about effects of the parameters that are not obvious."""
+        """Sentences for the user about what the parameters do that is not obvious."""
 
     def first(self, member: Member) -> Member:
         """Prepare a member of the first generation for this kind of training, and return it.

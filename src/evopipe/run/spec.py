@@ -83,7 +83,7 @@ class Spec(ABC):
     def made_for(self) -> Mapping[str, Any]:
         """The environment's spaces, or an identifier of the base model, as JSON data.
 
-        The data is stored with members. A run can read stored members only if its own data is equal.
+        The data is stored with members. A run can read stored members only if their data equals the run's data.
         """
 
     @property
@@ -94,7 +94,7 @@ class Spec(ABC):
     @property
     @abstractmethod
     def unrewarded(self) -> str:
-        """Advice for users, as a clause, on what to change if no member has received a reward."""
+        """Advice for users on what to change if no member has received a reward. It is a part of a sentence."""
 
     @property
     @abstractmethod
@@ -154,7 +154,7 @@ class Spec(ABC):
         """What changes the training environments from generation to generation, as a new object; None if nothing does.
 
         Raises:
-            ParamsError, EnvironmentFailed: the function cannot be imported.
+            ParamsError, EnvironmentFailed: the user's function (`train.curriculum`) cannot be imported.
         """
         return None
 
@@ -207,8 +207,8 @@ class Spec(ABC):
         return searchers.get(self.search.strategy)
 
     def searcher(self, size: int, target: float | None) -> Searcher:
-        """Return the search strategy as an object, for `size` slots (places in the population); `target` is the score
-        that ends the run."""
+        """Return the search strategy as an object, for `size` slots (places in the population). `target` is the score
+        that ends the run; None if no score ends it."""
         about = About(
             size, self.train.max_steps, self.train.evo_steps, self.space, self.seed, self.search.budget, target,
             self.search.proposer, self.mutation.mutate_elite, self.configured,
@@ -299,7 +299,7 @@ class EnvSpec(Spec):
     def made_for(self) -> Mapping[str, Any]:
         """The environment's spaces as JSON data.
 
-        The data is stored with members. A run can read stored members only if its own data is equal.
+        The data is stored with members. A run can read stored members only if their data equals the run's data.
         """
         return self.spaces.to_json()
 
@@ -322,8 +322,11 @@ class EnvSpec(Spec):
 
     @property
     def environments_first(self) -> bool:
-        """Whether half of the CPUs should be left to the processes that step environments, because updates are short.
-        The other half then computes updates."""
+        """Whether updates are so short that they should use only half of the CPUs. The other half is then left to the
+        processes that step environments.
+
+        The value is False for on-policy algorithms and for offline training.
+        """
         return self._learns_from_memory and self._work < _SHARED
 
     @property
@@ -359,8 +362,8 @@ class EnvSpec(Spec):
     def seeds_apart(self) -> bool:
         """Whether several processes can share the seeds of an evaluation without a change of results.
 
-        This is True, because a seed alone determines its episode. It is False only if evaluation episodes are added to
-        the replay buffers.
+        Usually they can, because the seed of an episode determines the whole episode. The value is False only if
+        evaluation episodes are added to the replay buffers.
         """
         return not self.learns_from_evaluation
 
@@ -375,7 +378,7 @@ class EnvSpec(Spec):
 
     @property
     def unrewarded(self) -> str:
-        """Advice for users, as a clause, on what to change if no member has received a reward."""
+        """Advice for users on what to change if no member has received a reward. It is a part of a sentence."""
         return (
             "let them explore more, let episodes last longer (train.eval_steps cuts those of evaluation), begin from "
             "data (train.warm_start), or reward steps on the way"

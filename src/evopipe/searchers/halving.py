@@ -141,8 +141,8 @@ class Search:
 class Ladder:
     """The scores of all trials of a run at the rungs that they reached, including trials that were replaced.
 
-    A rung is a number of environment steps at which trials are compared. A diverged trial counts as the worst of the
-    rung that it was about to reach.
+    A trial is the training of one member from initial weights. A rung is a number of environment steps at which trials
+    are compared. A diverged trial counts as the worst of the rung that it was about to reach.
 
     Args:
         history: the run so far.

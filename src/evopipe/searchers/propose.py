@@ -46,10 +46,10 @@ def inside(bound: Bound, value: float) -> float:
 
 
 def at(space: Mapping[str, Bound], shares: Sequence[float]) -> dict[str, float]:
-    """Map a point of the unit cube to values of the hyper-parameters in `space`, by name.
+    """Map the point `shares` of the unit cube to values of the hyper-parameters in `space`, by name.
 
-    The point `shares` has one coordinate in [0, 1) for each hyper-parameter, in the order of sorted names. 0 is the low
-    end of a range, 1 the high end.
+    The point has one coordinate in [0, 1) for each hyper-parameter, in the order of sorted names. 0 is the low end of a
+    range, 1 the high end.
     """
     return {name: value_at(space[name], share) for name, share in zip(sorted(space), shares, strict=True)}
 
@@ -57,7 +57,8 @@ def at(space: Mapping[str, Bound], shares: Sequence[float]) -> dict[str, float]:
 def value_at(bound: Bound, share: float) -> float:
     """Map the coordinate `share` in [0, 1) to a value in a bound's range, linearly or by logarithm (see `Bound`).
 
-    For whole numbers, each number of the range, including both ends, has an interval of equal length.
+    If the range has whole numbers, the value is rounded to one of them. For this, the range is first widened by 0.5 at
+    both ends, so that the lowest and the highest number are not chosen too rarely.
     """
     low, high = _ends(bound)
     return inside(bound, math.exp(low + share * (high - low)) if bound.log else low + share * (high - low))
@@ -96,8 +97,8 @@ def prior_values(
 ) -> dict[str, float]:
     """Draw a value for each hyper-parameter in `space`, near its value in `configured`; return the values by name.
 
-    A value is drawn by its coordinate in [0, 1], see `share_of`. The distribution is normal, truncated to [0, 1]. Its
-    centre is the coordinate of the configured value, and its standard deviation is `SPREAD`.
+    `share_of` maps each range to [0, 1]. A point is drawn there, and mapped back to a value. The point's distribution
+    is normal, truncated to [0, 1]. Its centre is the point of the configured value, its standard deviation `SPREAD`.
     """
     centres = [share_of(space[name], configured[name]) for name in sorted(space)]
     return at(space, [_around(*each) for each in zip(centres, draw.random(len(space)).tolist(), strict=True)])

@@ -44,9 +44,9 @@ class ComparedOut:
         stage: the stage that makes the out.
         deps: the paths on which the stage depends.
         a, b: the hashes of the out in the first and in the second run; empty if the out is missing.
-        verdict: `same`, `DIFFERENT`, or `missing` in one run. `measured` is an out with durations, which always differ.
-            An out that depends on training may also be `close` (its numbers are almost the same) or `learned anew`
-            (they are not).
+        verdict: `same`; `DIFFERENT`; `missing`, if one run does not have the out; or `measured`, if the out holds
+            durations, which always differ. For an out that depends on training, it may also be `close` (the numbers
+            are almost the same) or `learned anew` (they are not).
         notes: sentences that explain the verdict.
     """
 

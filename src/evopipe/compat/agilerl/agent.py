@@ -437,7 +437,7 @@ class Agent(View):
         Args:
             path: the folder.
             device: `cpu` or `cuda`; None for the device of the saved agent.
-            accelerator: is accepted and not used; one with several processes is refused.
+            accelerator: has no effect, but one with several processes is refused.
 
         Raises:
             MissingInputError: the folder does not exist.

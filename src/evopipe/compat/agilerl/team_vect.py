@@ -21,7 +21,9 @@ _ByAgent = dict[Any, Any]
 
 @dataclass(frozen=True)
 class Ends:
-    """The result of the step that led to a `TeamObservations`, before environments without agents were reset.
+    """The result of the step that led to a `TeamObservations`, as it was before ended episodes began anew.
+
+    An environment whose agents have all left is reset in the same step.
 
     Attributes:
         obs: the observations after the step. Where the step ended an episode, they are the last ones of that episode.

@@ -23,8 +23,11 @@ _BASES = {"agent_class": "BaseAgent", "env_class": "BaseEnv"}
 
 
 def source_of(thing: Any) -> str:
-    """Return the text of a class or function; where there is none, its name. Of a command, its words and the hashes of
-    the files among them."""
+    """Return a text that identifies `thing`, so that a change of its code is noticed.
+
+    For a class or function it is the source text, or the name if there is no source text. For a command (a list of
+    words) it has the words, and the hashes of those that are files. For None it is empty.
+    """
     if isinstance(thing, (list, tuple)):
         files = [Path(word) for word in thing if Path(word).is_file()]
         return json.dumps([list(thing), [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]])
@@ -108,7 +111,10 @@ def _called(thing: Any) -> str:
 
 
 def parameters_of(cls: type[Any]) -> dict[str, inspect.Parameter]:
-    """Return what a constructor takes, its base classes' arguments included where it hands any on."""
+    """Return the parameters of a class's constructor, by name.
+
+    If the constructor has `**kwargs`, the result includes the parameters of the base class's constructor.
+    """
     found: dict[str, inspect.Parameter] = {}
     for each in cls.__mro__:
         if "__init__" not in vars(each) or each is object:

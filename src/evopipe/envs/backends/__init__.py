@@ -36,8 +36,8 @@ class RowStepper(Protocol):
         """Begin an episode in each of the environments `rows` `[n]`, from its own seed `[n]`; return the first
         observations and masks.
 
-        `upcoming` is a function (rows `[n]`, k) → `[n, k]`, the seeds of the next k episodes of these rows, or None.
-        With it, an implementation may begin episodes ahead of time.
+        `upcoming` is None, or a function (rows `[n]`, k) → `[n, k]` that returns the seeds of the next k episodes of
+        these rows. With such a function, an implementation may begin episodes ahead of time.
 
         Raises:
             Fault: an environment failed.
