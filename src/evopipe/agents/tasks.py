@@ -38,8 +38,8 @@ class Brood(NamedTuple):
 class Steps:
     """An awaitable that runs the user's coroutine `work` and limits its time.
 
-    The limit is the context manager `turns`. It is entered for each step of the coroutine, from one `await` to the
-    next.
+    The context manager `turns` enforces the limit. It is entered for each step of the coroutine, from one `await` to
+    the next.
     """
 
     def __init__(self, work: Coroutine[Any, Any, Any], turns: Turns) -> None:

@@ -150,8 +150,8 @@ def answers(cfg: Config) -> Answers:
 def target(cfg: Config, state: State, batch: Batch, draw: Stream) -> Tensor:
     """Return the target quantiles y of each transition in rising order, for B transitions of P members.
 
-    The N quantiles of each of M target critics are pooled, and the d M largest are left out, where d is `dropped`. The
-    result is `[P, B, (N − d) M]`.
+    The quantiles of all target critics are pooled: N quantiles of each of M critics. The d · M largest are left out,
+    where d is `cfg.dropped`. The result is `[P, B, (N − d) · M]`.
     """
     with torch.no_grad():
         action, log_pi = ops.squashed_gaussian(*ops.with_noise(forward(state.actor, batch.next_obs), draw))

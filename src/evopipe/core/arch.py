@@ -118,13 +118,13 @@ class Arch:
     def layout(self, widths: Widths, line: int = 1) -> Layout:
         """Return where each parameter of a network is stored in its flat row.
 
-        Layers are stored without padding to other members' widths. Only the parameter α of a blended layer (one whose
-        output is mixed with its input) is followed by unused places, so that later parameters are aligned.
+        Layers are stored without padding to other members' widths. Unused places, which align later parameters, follow
+        two things only: the parameter α of a blended layer (one whose output is mixed with its input), and the numbers
+        by which a layer's inputs are renormalised.
 
         Args:
             widths: the input and output width of the network, and its role.
-            line: the places after α and after the renormalisation of inputs are rounded up to a multiple of this
-                number; 1 leaves no unused places.
+            line: what follows unused places begins at a multiple of this number; 1 leaves no unused places.
         """
         if widths.widen > 1:
             return self.of(widths).layout(widths._replace(widen=1), line)
@@ -241,9 +241,9 @@ class Arch:
         - Biases of hidden layers and convolutions are `zeros` or `uniform` in ±1/√inputs, as `widths.biases` says;
           `auto` chooses zeros except with a ReLU. (With zero biases, a ReLU network passes no gradient for an
           observation that is all zeros.) Output biases are 0.
-        - Layer normalisation has gains 1 and shifts 0; batch renormalisation too, with running means 0 and variances 1.
-        - the α of a blended layer (one whose output is mixed with its
-          input) is 0.
+        - Layer normalisation and batch renormalisation have gains 1 and shifts 0. The running means of batch
+          renormalisation are 0, and its running variances 1.
+        - The α of a blended layer (one whose output is mixed with its input) is 0.
         - The weights by which a residual block adds to the residual stream are 0, so that the block starts as the
           identity.
         - Weights of LSTM layers are orthogonal with gain 1, their biases uniform in ±1/√units, and the biases of their

@@ -28,7 +28,9 @@ BATCH_MULTIPLE = 32
 
 
 class Pace(NamedTuple):
-    """A member's batch size, and the steps at which it learns. Only members that learn at equal steps share a cohort.
+    """A member's batch size, and the steps at which it learns.
+
+    All members of a cohort (group that trains as one batch) learn at the same steps.
 
     Attributes:
         batch: the member's batch size.

@@ -61,7 +61,8 @@ class AgentGroups:
 
     @cached_property
     def seats(self) -> int:
-        """`n`, the number of agents in the largest group. Every group has n places in a batch."""
+        """The number n of agents in the largest group. Every group has n places in a batch; in a smaller group, nobody
+        reads the results of the surplus places."""
         return max(map(len, self.groups))
 
     @cached_property
@@ -265,7 +266,7 @@ class AgentGroups:
         Args:
             legal: the environment's mask of legal actions, which is returned unchanged. If it is None, an agent may
                 take every action that it has; some agents may have fewer than A.
-            like: any tensor `[P, K, B, A]` on the device of the result.
+            like: a tensor `[P, K, B, A]`, which gives the result its shape and device. Its numbers do not matter.
         """
         missing = self.on(like.device).missing
         return ~missing.expand_as(like) if legal is None and missing is not None else legal

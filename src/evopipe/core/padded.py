@@ -67,9 +67,10 @@ def watched_units() -> Iterator[list[tuple[Tensor, Tensor | None]]]:
     """Record the mean activity of hidden units while the `with` block lasts, in the list that the context manager
     yields.
 
-    Each run of a hidden layer adds a pair: the mean absolute output of each unit over the batch, `[P, H]`, and a mask
-    `[P, 1, H]` of the units that each of P members has; the mask is None if all members have all H units. Residual and
-    LSTM layers, and layers that a C kernel runs, add nothing.
+    Each forward pass of a hidden layer adds a pair to the list. Its first entry `[P, H]` is the mean absolute output of
+    each unit over the batch, for P members and H units with padding. Its second entry is a mask `[P, 1, H]`, which is 1
+    for the units that a member has; it is None if all members have all H units. Residual and LSTM layers, and layers
+    that a C kernel runs, add nothing.
     """
     global _units
     found: list[tuple[Tensor, Tensor | None]] = []

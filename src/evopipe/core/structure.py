@@ -243,6 +243,6 @@ class Architecture(Protocol):
             widths: the input and output width of the network.
             kind: what the row holds: `parameters`, `scales` or `moments`, see `core.member`.
             row: `[n]`, the row of this architecture.
-            rng: a `numpy.random.Generator`, which draws new weights. Generators of equal state give the online and the
-                target network the same new weights.
+            rng: a `numpy.random.Generator`, which draws new weights. Pass generators of equal state for the online and
+                for the target network: both then get the same new weights.
         """

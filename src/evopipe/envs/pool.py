@@ -145,8 +145,10 @@ class EnvPool:
 
     @property
     def begins(self) -> Bools:
-        """Whether each environment is at the beginning of an episode, `[R]` bool. For a team of K agents `[R, K]`:
-        whether the agent acts next and did not act in the step before.
+        """Whether each environment is at the beginning of an episode, `[R]` bool.
+
+        For a team of K agents, the array is `[R, K]`: True for an agent that acts next and did not act in the step
+        before.
         """
         return np.asarray(self.episode_length == 0, np.bool_) if self.team is None else self._joined
 

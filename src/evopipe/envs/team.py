@@ -59,7 +59,8 @@ class TeamEnv(gymnasium.Env[Any, Any]):
 
     @property
     def possible(self) -> tuple[Any, ...]:
-        """The names of all agents that may appear in an episode, from the ParallelEnv; `ids` is a copy of them."""
+        """The names of all agents that may appear in an episode, read from the ParallelEnv now. The attribute `ids` has
+        the names as they were at construction."""
         return tuple(getattr(self.parallel, "possible_agents", None) or ())
 
     @property

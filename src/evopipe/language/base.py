@@ -51,8 +51,8 @@ class Base:
     Attributes:
         name: the model's name in the parameters.
         model: the model of `transformers`, whose parameters do not learn; None if members are small GPTs.
-        tokenizer: the tokenizer of `transformers`.
-        digest: a hash of the model and its tokenizer, because an adapter fits no other base.
+        tokenizer: the tokenizer of `transformers`; if members are small GPTs, the texts of the tokens.
+        digest: a hash of the model and its tokenizer. It tells bases apart, because an adapter fits only one base.
         words: the sizes of the vocabulary and of the hidden states.
         ends: the tokens that end a completion.
         pad: the token that fills up shorter rows; masks exclude it.
@@ -61,8 +61,9 @@ class Base:
         exact: whether a member's results must have the same bits whatever other members are in the batch. If so, even
             columns that hold nothing but pads are computed.
         length: the most tokens of a row, if members are small GPTs (see the function `tokens_alone`); else 0.
-        special_tokens: whether the names of special tokens in texts of datasets and environments become these tokens.
-        together: the processes among which rows are divided.
+        special_tokens: whether a special token's name, such as `<eos>`, becomes that token if a text of a dataset or an
+            environment has it. If False, it stays plain text.
+        together: the processes that divide the rows among themselves.
         hooked: the registered forward hooks, see `hooks`.
         active: the changes that the hooks add at present.
     """

@@ -132,7 +132,8 @@ class RowLayout:
             next_alive: `[n, K]`, for a team, each agent's status after the step: `GONE` (takes no part in the next
                 step), `ACTS` (acts next) or `CUT` (was truncated).
 
-        For a team, the other arrays have an axis `K` too: the last one, or the one before `O` and `A`.
+        For a team of K agents, the other arrays have an axis `K` too. It is directly before the axis `O` or `A`; in
+        arrays without such an axis, it is the last one.
         """
         n, k = len(obs), self.each
         rows: Any = np.empty((n, self.size), np.float32)

@@ -124,12 +124,13 @@ class Rollout:
             reward, terminated, truncated: `[P, E]`, the rewards, and whether the step terminated or truncated the
                 episode.
             broken: `[P, E]`, whether the step cannot be used, for example because a number is not finite, or because
-                the agent of a team is absent. Such a step is stored as the last of its episode. Its reward is stored as
-                the predicted value, so that its advantage is 0. If `next_alive` is None, its next observation is stored
-                as zeros.
+                the agent of a team is absent. Such a step is stored as the last of its episode. The predicted value is
+                stored as its reward, so that its advantage is 0.
             next_alive: for a team, `[P, E]`, each agent's status after the step: `GONE` (takes no part in the next
-                step), `ACTS` (acts next) or `CUT` (was truncated). With `next_alive`, next observations are stored as
-                zeros where the status is `GONE`, and only there.
+                step), `ACTS` (acts next) or `CUT` (was truncated). None for a single agent.
+
+        Some next observations are stored as zeros: for a team those of agents with the status `GONE`, and for a single
+        agent those of broken steps.
         """
         expected, after = self.rows[:, tick, :, self.layout.log_prob + 1], self.after[:, tick]
         ends = (terminated, truncated, broken)

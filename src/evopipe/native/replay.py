@@ -138,12 +138,12 @@ class Priority(NamedTuple):
     def of(
         self, slots: Tensor | None = None, index: Tensor | None = None, errors: Tensor | None = None
     ) -> tuple[Any, tuple[Any, ...]]:
-        """Return a pointer to the C struct by which kernels set priorities, and a tuple of the objects that must be
-        kept alive with it.
+        """Return a pointer to a C struct that describes the priorities, and a tuple of the objects that must be kept
+        alive as long as the pointer is used.
 
-        If the arguments are given, the kernels set the priorities of the buffer rows `index` `[P, B]` from the rows'
-        `errors` `[P, B]`, for the members in the `slots` `[P]` (places in the population). If they are None, the
-        struct only describes the sum trees, which hold the priorities.
+        With the arguments, the struct tells the kernels which priorities to set: those of the buffer rows `index`
+        `[P, B]`, from the rows' `errors` `[P, B]`, for the members in the `slots` `[P]` (places in the population). If
+        the arguments are None, the struct describes only the sum trees, which hold the priorities.
         """
         tree, kind, (members, n) = _Tree(self.levels), header.of("tree_call"), (0, 0) if index is None else index.shape
         fresh = torch.empty(n + 16)

@@ -158,11 +158,11 @@ class RunParams(Schema):
         return [registry.plugin(own.train.algo), *kinds, searchers.plugin(own.search.strategy)]
 
     def outside(self) -> tuple[list[str], list[Path]]:
-        """Return the code in other packages on which results depend: a list of texts and a list of source files, both
-        for `storage.keys.content_key`.
+        """Return the code outside evopipe on which results depend: a list of texts and a list of source files, both for
+        `storage.keys.content_key`.
 
-        The texts are the entry points with their packages' versions, then the names of all source files. Trackers are
-        left out, because they change no result.
+        The list of texts has one text for each entry point, which also tells the version of its package, and then the
+        names of all source files. Trackers are left out, because they change no result.
         """
         points = [point for point in self.points() if point is not None]
         own: Any = self

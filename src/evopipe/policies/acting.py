@@ -49,8 +49,8 @@ class Policy:
     Attributes:
         action_space: the environment's action space, which converts the algorithm's actions to the environment's.
         observation_space: the environment's observation space, which converts observations to flat rows of numbers.
-        memory: the number of recurrent state values that the policy carries from step to step; 0 unless it is
-            recurrent.
+        memory: the number of recurrent state values that the policy carries from step to step; 0 if the networks
+            are not recurrent.
         team: None, because the policy is for one agent.
 
     Examples:
@@ -494,7 +494,8 @@ def own_actions(module: Any, space: ActionSpace, actions: torch.Tensor) -> torch
 
 
 def online_networks(algo: Algorithm, widths: Mapping[str, Widths]) -> dict[str, str]:
-    """Return the networks of an algorithm that gradients train, as a dict: network → its name in `Member.tensors`.
+    """Return a dict of the networks that gradients train: the keys are the networks' names in `widths`, the values are
+    their names in `Member.tensors`.
 
     Target networks are left out. `widths` holds the input and output width of every network by name.
     """

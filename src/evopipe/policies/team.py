@@ -41,8 +41,8 @@ class TeamPolicy:
     Attributes:
         team: the agents' observation and action spaces.
         agents: the agents' ids, as in the environment.
-        memory: the number of recurrent state values that each agent carries from step to step; 0 unless it is
-            recurrent.
+        memory: the number of recurrent state values that each agent carries from step to step; 0 if the networks
+            are not recurrent.
     """
 
     observation_space: None = None  # each agent has its own

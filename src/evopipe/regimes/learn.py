@@ -153,7 +153,8 @@ class ReplayLearning:
         """Return for each cohort (group of members that train as one batch) an object that makes the cohort's updates
         by the C kernels.
 
-        The result is None if the kernels cannot make the updates of every cohort, or learner processes make some.
+        The result is None if the kernels cannot make the updates of every cohort. It is also None if learner processes
+        make some of the updates.
         """
         kernels = build.chosen()
         if not self._bound or kernels is not self._by:

@@ -147,7 +147,8 @@ class OffPolicy:
             self._fill(slots)
 
     def reopen(self, kwargs: Mapping[str, Any]) -> None:
-        """Make the environments anew with these keyword arguments, as a curriculum asks. The replay buffer stays."""
+        """Make the environments anew with these keyword arguments, which the user's curriculum chose
+        (`train.curriculum`). The replay buffer stays."""
         assert isinstance(self.world, World)
         self.whole = False
         self.world.reopen(kwargs)

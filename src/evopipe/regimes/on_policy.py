@@ -131,7 +131,8 @@ class OnPolicy:
         self.returns[list(slots)] = 0.0
 
     def reopen(self, kwargs: Mapping[str, Any]) -> None:
-        """Make the environments anew with these keyword arguments, as a curriculum asks."""
+        """Make the environments anew with these keyword arguments, which the user's curriculum chose
+        (`train.curriculum`)."""
         assert isinstance(self.world, World)
         self.whole = False
         self.world.reopen(kwargs)

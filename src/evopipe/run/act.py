@@ -38,8 +38,9 @@ def act(
         legal: `[P · E, A]` bool, whether each action is legal.
         epsilon: the exploration rate.
         tick: the number of this step; together with the members' keys it fixes the random draws.
-        places: for each cohort the indices of its members among all P members, sorted by slot. It may be `EVERYONE` if
-            one cohort has all members in this order, and None if the indices equal the slots.
+        places: for each cohort the indices of its members in the list of all P members, which is ordered by slot.
+            `EVERYONE` if there is one cohort with all members in this order. None if each member's index is equal to
+            its slot (place in the population).
     """
     obs, legal = _by_member(cohorts, obs), _by_member(cohorts, legal)
     places = [cohort.slots for cohort in cohorts] if places is None else places
@@ -111,8 +112,8 @@ def take_note(
         obs: the observations in the order of slots, of O numbers for each of a member's E environments: `[P · E, O]`,
             or `[P · E, K, O]` for a team of K agents.
         alive: for a team, `[P · E, K]`, which agents are present; None if all are.
-        places: for each cohort the indices of its members in the list of all P members, ordered by slot; None if these
-            indices are the slots.
+        places: for each cohort the indices of its members in the list of all P members, which is ordered by slot. None
+            if each member's index is equal to its slot (place in the population).
     """
     for i, cohort in enumerate(cohorts):
         if cohort.normaliser is not None:

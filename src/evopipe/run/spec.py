@@ -120,8 +120,8 @@ class Spec(ABC):
     def misfit(self, member: Member, first: Member) -> str | None:
         """Return how the networks of `member` differ from the configured networks, or from those of `first`.
 
-        `first` is the first member of the population. The result is None if the networks fit; else it is the end of a
-        sentence that begins with "member 3".
+        `first` is the first member of the population. The result is None if the networks fit. Otherwise it is the part
+        of an error message that comes directly after the member's number, as in "member 3: …".
         """
 
     @property

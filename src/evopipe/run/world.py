@@ -138,7 +138,8 @@ class World:
     def own(self, x: np.ndarray) -> np.ndarray:
         """Return the rows of an array that belong to living members (those that train now).
 
-        The array `x` has a row for each environment of all members; the result is `[P · E, …]` for P living members.
+        The array `x` has a row for each environment of all members, living or not. The result is `[P · E, …]`, where P
+        counts only the living members.
         """
         return x if self.rows is None else x[self.rows]
 

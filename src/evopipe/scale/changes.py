@@ -38,9 +38,10 @@ def changes(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> dict[str
 
 
 def fold(told: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Apply the results `told` of successive calls of `changes`, and return the last state.
+    """Apply changes one after another, and return the last state.
 
-    The first result must be a complete state. The returned state may use the memory of the tensors in `told`.
+    `told` has the results of successive calls of `changes`. The first of them must be a complete state. The returned
+    state may use the memory of the tensors in `told`.
     """
     state: dict[str, Tensor] = {}
     for each in told:

@@ -68,8 +68,8 @@ class Search(Stateless):
         self.ends = [*(change.steps for change in config.changes), *([config.steps] if config.steps else [])]
 
     def plan(self, history: History, draw: Draw) -> Plan | None:
-        """Plan the training of all members until the next change or the end of the schedule, but for at most one
-        generation.
+        """Plan the training of all members up to the next change of hyper-parameters or the end of the schedule. The
+        plan never covers more than one generation.
 
         The result is None if the schedule has ended.
 

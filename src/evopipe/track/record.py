@@ -182,7 +182,8 @@ def about_of(params: Mapping[str, Any]) -> str:
 
 
 class New(Counter[str]):
-    """Counts of what a delivery sent to a tracker for the first time, with the keys `run`, `generation` and `file`."""
+    """Counts of the things that one delivery sent and that the tracker did not have before. The keys are `run`,
+    `generation` and `file`."""
 
     def __str__(self) -> str:
         return ", ".join(f"{n:,} new {what}{'s' * (n > 1)}" for what, n in self.items() if n) or "0 new"

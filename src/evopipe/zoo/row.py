@@ -53,8 +53,8 @@ class Published(_Stored):
 
     @property
     def bar(self) -> float:
-        """The least score that counts as equal to the published one: the published score minus 5 % (1 − `SHARE`) of its
-        absolute value."""
+        """The lowest score that counts as equal to the published one. It is the published score minus 5 % of its
+        absolute value; the 5 % are 1 − `SHARE`."""
         return self.score - (1 - SHARE) * abs(self.score)
 
 

@@ -42,7 +42,7 @@ class TeamObservations(dict[Any, Any]):
     Args:
         obs: the observations by agent.
         present: bool `[n]` by agent: whether the agent is present.
-        ends: the result of the step that led to the observations; None after a reset.
+        ends: the result of the step that led to the observations, see `Ends`; None after a reset.
     """
 
     def __init__(self, obs: Mapping[Any, Any], present: Mapping[Any, _Bools], ends: Ends | None = None) -> None:
