@@ -72,14 +72,15 @@ def run(
     Args:
         params: a params file, `Params`, or a mapping in the layout of `params.yaml` (missing keys take defaults).
         folder: where data, models and reports go; None keeps nothing on disk.
-        quiet: show nothing but warnings.
+        quiet: whether to show nothing but warnings.
         on_generation: a function that is called with a `Snapshot` of the run when a generation has ended, as
             `train.callbacks.on_generation` is; None calls no function.
-        on_best: the same, called before it in generations that have a new best member.
-        on_tick: the same, called within generations, every `train.callbacks.tick_steps`.
+        on_best: such a function, called before `on_generation` if the generation has a new best member.
+        on_tick: such a function, called within generations, each time that members have trained for another
+            `train.callbacks.tick_steps` steps.
 
     Raises:
-        EvopipeError: anything that a stage raises. A callback that raises is an EnvironmentFailed.
+        EvopipeError: any error of a stage. It is an EnvironmentFailed if one of these functions raised an exception.
 
     Examples:
         >>> small = {"env": {"id": "CartPole-v1"}, "train": {"max_steps": 200, "evo_steps": 100, "eval_episodes": 2}}

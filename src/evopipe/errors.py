@@ -111,8 +111,8 @@ class Interrupted(SystemExit):
     def code(self) -> int:  # type: ignore[override]
         """The exit code, 128 + `signum`.
 
-        The first read also prints the message to stderr. Python reads this property when nothing has caught the exit,
-        and prints no message itself when the code is a number.
+        The first read also prints the message to stderr. If nothing catches the exit, Python reads this property.
+        Python itself prints no message then, because the code is a number.
         """
         if not self._said and sys.stderr is not None:
             self._said = True

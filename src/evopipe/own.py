@@ -48,7 +48,7 @@ def import_module(module: str, key: str) -> ModuleType:
 
     Raises:
         ParamsError: no module has that name, or the module needs a package that is not installed.
-        EnvironmentFailed: importing the module raised.
+        EnvironmentFailed: importing the module raised an exception.
     """
     folder = os.getcwd()
     if folder not in sys.path:  # stays there: the module's functions may import from its project too
@@ -71,7 +71,7 @@ def import_name(written: str, key: str) -> Any:
 
     Raises:
         ParamsError: the text has another form, or the name does not exist or cannot be called.
-        EnvironmentFailed: importing the module raised.
+        EnvironmentFailed: importing the module raised an exception.
     """
     parts = NAME.fullmatch(written)
     if parts is None:

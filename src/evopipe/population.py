@@ -93,7 +93,7 @@ class Population:
 
         Raises:
             DivergedError: all members diverged in three generations in a row.
-            EnvironmentFailed: the environment, or a callback, raised or broke its contract.
+            EnvironmentFailed: the environment, or a callback, raised an exception or broke its contract.
         """
         run, begun = self._run, self.generation
         with translate_failures():
@@ -120,7 +120,7 @@ class Population:
             episodes: `n`, the episodes of each member; None for `evaluate.episodes`.
 
         Raises:
-            EnvironmentFailed: the environment raised or broke its contract.
+            EnvironmentFailed: the environment raised an exception or broke its contract.
         """
         members, n = self.members, self.params.evaluate.episodes if episodes is None else episodes
         env, rows = self.params.env.on_gymnasium, min(n, max(1, _ROWS // len(members)))

@@ -65,11 +65,14 @@ class StopSignal:
 def watch_ancestors() -> None:
     """Make this process stop when the `dvc` process that started it ends for any reason.
 
-    If `dvc repro` is killed, the stage's command would run on, and the next `dvc repro` would start a second process
-    that writes the same files. This function therefore asks the kernel to send SIGTERM when the parent ends. A daemon
-    thread also waits for the nearest `dvc` ancestor, because a shell in between may live longer; it sends SIGTERM, and
-    SIGKILL a minute later. A `StopSignal` turns the SIGTERM into save and exit. Without DVC (`DVC_STAGE` is not set),
-    and on systems other than Linux, nothing happens.
+    Otherwise, if `dvc repro` is killed, the stage's command runs on. The next `dvc repro` then starts a second process
+    that writes the same files.
+
+    This function asks the kernel to send SIGTERM when the parent process ends. The parent may be a shell that lives
+    longer than `dvc`. A daemon thread therefore waits until the nearest `dvc` ancestor ends; it then sends SIGTERM, and
+    SIGKILL a minute later. A `StopSignal` turns the SIGTERM into save and exit.
+
+    Nothing happens if DVC did not start the process (`DVC_STAGE` is not set), or if the system is not Linux.
     """
     if not os.environ.get("DVC_STAGE") or not sys.platform.startswith("linux"):
         return

@@ -140,13 +140,14 @@ class Spaces:
 
     @property
     def action_shape(self) -> tuple[int, ...]:
-        """The shape of one action as algorithms encode it: `()` for one index, `(D,)` for D indices or bits, `(A,)` for
-        a vector."""
+        """The shape of one action as algorithms encode it: `()` for one index, `(D,)` for a list of D indices or bits,
+        `(A,)` for a continuous action of A numbers."""
         return () if self.kind == "discrete" else (self.actions if self.continuous else len(self.choices),)
 
     @property
     def action_size(self) -> int:
-        """The number of values in one action: 1 for one index, `D` for D indices or bits, `A` for a vector."""
+        """The number of values in one action: 1 for one index, D for a list of D indices or bits, A for a continuous
+        action of A numbers."""
         return self.action_shape[0] if self.action_shape else 1
 
     def to_json(self) -> dict[str, Any]:

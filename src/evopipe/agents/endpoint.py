@@ -440,10 +440,10 @@ async def serve(
     decode: Callable[[Sequence[Request]], Sequence[Reply]], served: str, port: int,
     ready: Callable[[Connection], None], stopped: Callable[[], bool],
 ) -> list[AgentSession]:  # fmt: skip
-    """Run an endpoint until `stopped` returns True; return the sessions that have a key, at most the last 1024.
+    """Run an endpoint until `stopped` returns True; return its sessions, at most the last 1024.
 
-    A client begins such a session with a request that has a new key, in the address `/s/KEY/v1` or in the header
-    `X-Session`.
+    A client names its session by a key, in the address `/s/KEY/v1` or in the header `X-Session`. A request with a new
+    key begins a session. A request without a key gets a session for itself alone, which is not returned.
 
     Args:
         make: a function (key, ask) that returns the model of a session. `key` is the session's key, and `ask` a

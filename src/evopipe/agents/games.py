@@ -156,11 +156,12 @@ class FrozenLake(BaseEnv):
 
 
 class WordGame(MultiTurnEnvironment):
-    """The game Wordle. An action is a word; the observation has one letter for each of the word's letters: `g` for the
-    right place, `y` for another place, `b` for a letter that the secret lacks.
+    """The game Wordle. An action is a word, the guess. The observation is the colours of the guess, one for each of its
+    letters: `g` for the right place, `y` for another place, `b` for a letter that the secret word lacks.
 
-    A task is `{"seed": 7}`, which draws the secret word (see `evopipe.language.tasks.words`). Each wrong guess has the
-    reward −1, the right guess 0. A guess that is not in the vocabulary gets no colours, but counts as a turn.
+    A task is `{"seed": 7}`; the secret word is drawn with this seed (see `evopipe.language.tasks.words`). Each wrong
+    guess has the reward −1, the right guess 0. A guess that is not in the vocabulary counts as a turn too, but the
+    observation is then `not a word`.
 
     Args:
         task: a mapping with the `seed`.

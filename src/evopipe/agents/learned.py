@@ -32,9 +32,9 @@ class TokenValues(NamedTuple):
 def first_of(done: Sequence[Sequence[Done]], most: int) -> list[Done]:
     """Return the first episodes of every member, in one list of about `most` episodes.
 
-    The number of a member's episodes is `most` divided by the number of members, but at least 1; it is 0 if `most` is
-    0. `done` has a list of episodes for each member. A round's tasks are in random order, so the first episodes are a
-    random sample. The rollouts of one task stay together.
+    `done` has a list of episodes for each member. Of each list, the first `most` divided by the number of members are
+    returned, but at least one. The result is empty if `most` is 0. A round's tasks are in random order, so the first
+    episodes are a random sample. A member's episodes of the same task are adjacent.
     """
     each = max(1, most // max(1, len(done)))
     return [one for member in done for one in member[:each]] if most else []

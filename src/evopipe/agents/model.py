@@ -203,11 +203,12 @@ class Model:
 
         Args:
             messages: the chat, a list of messages with `role` and `content`; or a text.
-            **how: `max_tokens`, `temperature`, `top_k`, `top_p` and `stop` of this completion, if they differ from the
-                run's, and `tools`; other arguments are ignored. `stop`, one text or several, ends the completion and is
-                removed from its text, but not from its tokens. `tools` are the schemas of the tools that the model may
-                call, in the form of OpenAI's API; the calls in a completion are the output's `tool_calls`, and the text
-                before them is its `content`.
+            **how: settings of this completion: `max_tokens`, `temperature`, `top_k`, `top_p`, `stop` and `tools`. All
+                but `tools` default to the run's settings. Other arguments are ignored.
+                `stop` is one text or several. A stop text ends the completion; it is removed from the completion's
+                text, but not from its tokens.
+                `tools` are the schemas of the tools that the model may call, in the form of OpenAI's API. The output
+                has the calls in `tool_calls`, and the text before them in `content`.
 
         Raises:
             TerminationEvent: the prompt is longer than the run allows.

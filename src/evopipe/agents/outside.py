@@ -34,7 +34,7 @@ class _Untimed(contextlib.nullcontext[None]):
 
 class Loop:
     """A thread with an event loop for agents' coroutines, separate from the loop that serves the endpoint. All episodes
-    of a run share the loop, so that its agents can share one HTTP client."""
+    of a run share the thread's loop, so that the agents of all episodes can share one HTTP client."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None

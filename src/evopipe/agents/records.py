@@ -33,10 +33,10 @@ def record(done: Done, base: Base, masked: Collection[str], values: Values | Non
     The episode's entry `counts` says whether members learn from it. They do not if its termination reason is among
     `masked`.
 
-    `values` may hold values of a trajectory's tokens, keyed by the trajectory's `id()`, see
-    `agents.learned.token_values`. Each piece that the model wrote then has four more lists, with one entry a token:
-    `tokens` (the texts of the tokens), `log_prob` (when the token was drawn), `new_log_prob` (after the update), and
-    `advantage`.
+    `values` maps the `id()` of a trajectory to the advantages and new log-probabilities of its tokens, see
+    `agents.learned.token_values`. If it has the trajectory, each piece that the model wrote has four more lists, with
+    one entry a token: `tokens` (the texts of the tokens), `log_prob` (when the token was drawn), `new_log_prob` (after
+    the update), and `advantage`.
     """
     told = done.episode.to_dict()
     for trajectory, each in zip(done.episode.trajectories, told["trajectories"], strict=True):

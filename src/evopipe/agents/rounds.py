@@ -236,9 +236,10 @@ class Rounds:
         return done
 
     def advance(self, most: int = 1) -> None:
-        """Let every member play one round of episodes and learn from it, which is one tick. `most`, the number of ticks
-        for other regimes, has no effect here. If the run is asked to stop, the round is not counted, and is played
-        again when the run continues."""
+        """Let every member play one round of episodes and learn from it. This is one tick; `most` has no effect.
+
+        If the run is asked to stop, the round is not counted, and is played again when the run continues.
+        """
         self.whole = True  # nothing has changed if an episode fails the run
         try:
             done, stale = self._next()

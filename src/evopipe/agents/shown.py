@@ -15,7 +15,8 @@ def page_of(where: Path, page: Path | None = None) -> Path:
 
     Args:
         where: the folder of a run, or one file of episodes.
-        page: the path of the page; None for the default beside the episodes.
+        page: the path of the page. None writes `reports/episodes.html` in the folder of the run; for a file of
+            episodes, None writes a page beside it, with the same name and the ending `.html`.
 
     Raises:
         MissingInputError: there are no episodes.

@@ -14,10 +14,10 @@ from evopipe.watchdog import Hung
 
 
 class Turns(AbstractContextManager[None], Protocol):
-    """The interface of a context manager that is entered for every step of a user's coroutine, from one `await` to the
-    next, to limit the coroutine's time.
+    """The interface of a context manager that limits the time of a user's coroutine.
 
-    `left` returns the seconds that the coroutine may still take; None if it has no limit.
+    It is entered anew for every step of the coroutine, from one `await` to the next. `left` returns the seconds that
+    the coroutine may still take; None if it has no limit.
     """
 
     def left(self) -> float | None: ...
@@ -38,8 +38,8 @@ class Brood(NamedTuple):
 class Steps:
     """An awaitable that runs the user's coroutine `work` and limits its time.
 
-    The limit is the context manager `turns`. It is entered for each step of the coroutine, from one `await` to the
-    next.
+    The context manager `turns` enforces the limit. It is entered for each step of the coroutine, from one `await` to
+    the next.
     """
 
     def __init__(self, work: Coroutine[Any, Any, Any], turns: Turns) -> None:
@@ -93,7 +93,7 @@ async def alone(
 
     The time limit is that of `turns`: its method `left` returns the seconds that remain, or None if there is no limit.
     `turns` is a context manager, which is entered whenever the event loop continues the coroutine. If the time is up,
-    the exception is a TimeoutError.
+    the exception is a TimeoutError; if the coroutine raised `Hung`, it is that one.
 
     At the end, tasks that the coroutine started are cancelled. If a task does not end within `grace` seconds after
     that, it is abandoned.

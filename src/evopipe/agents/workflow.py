@@ -47,8 +47,8 @@ class EpisodeRunner:
         Args:
             function: the function.
             *args: its arguments.
-            safe: whether the function is thread-safe. If not, the call waits until no other unsafe call of the engine
-                runs.
+            safe: whether the function is thread-safe. If not, the call waits until no other unsafe call runs, in any
+                episode.
             **how: further arguments of `Threads.call`: `blocking` (thread or process), `seconds` (the time limit), and
                 `undo` (what to call with a result that comes too late).
         """
@@ -188,8 +188,8 @@ class Workflow(ABC):
     ) -> Episode:
         """Set an episode's id, task, rewards, metrics and termination reason after `run`; return the episode.
 
-        `uid` becomes the episode's id. If `episode` is None, the episode is made of the collected trajectories.
-        `reason` becomes the termination reason if the episode has none; if `reason` is None, too, it is UNKNOWN.
+        `uid` becomes the episode's id. If `episode` is None, the episode is made of the collected trajectories. If the
+        episode has no termination reason yet, it gets `reason`, or UNKNOWN if `reason` is None.
         """
         if episode is None:
             episode = Episode(trajectories=self.collect_trajectories())
@@ -208,7 +208,8 @@ class Workflow(ABC):
         return episode
 
     def compute_trajectory_reward(self, trajectory: Trajectory) -> None:
-        """Set a trajectory's reward to the sum of its steps' rewards. If all of these are 0, it stays as it is."""
+        """Set a trajectory's reward to the sum of its steps' rewards. If all steps have the reward 0, the trajectory
+        keeps the reward that it has."""
         if any(step.reward for step in trajectory.steps):
             trajectory.reward = float(sum(step.reward for step in trajectory.steps))
 
@@ -353,7 +354,8 @@ class MultiTurnWorkflow(Workflow):
 class CumulativeWorkflow(MultiTurnWorkflow):
     """A workflow of one agent in one environment, with one limit on the tokens of the whole episode.
 
-    The limit is that of a single completion. It holds for all completions and observations of the episode together.
+    In other workflows, the limit `response` (see `Limits`) holds for each completion. Here it limits all completions
+    and observations of the episode together. The first prompt is not counted.
     """
 
     cumulative = True

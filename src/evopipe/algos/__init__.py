@@ -110,10 +110,13 @@ class Answers(NamedTuple):
     """The functions by which an exported policy computes values and probabilities; None for one that it does not
     support.
 
-    All take the algorithm's configuration and state first (`cfg`, `state`). The other arguments are the observations
-    `obs` `[P, B, O]`: B for each of P members; `legal` `[P, B, A]`, which of A discrete actions are legal, or None for
-    all; `memory` `[P, B, M]`, the recurrent states before the observations; and the actions `action`, `[P, B]` int64 if
-    discrete, else `[P, B, A]`.
+    All take the algorithm's configuration `cfg` and state `state` first. The other arguments are, for P members with B
+    observations each:
+
+    - `obs` `[P, B, O]`: the observations.
+    - `legal` `[P, B, A]`: which of A discrete actions are legal; None if all are.
+    - `memory` `[P, B, M]`: the recurrent states before the observations.
+    - `action`: the actions, `[P, B]` int64 if discrete, else `[P, B, A]`.
 
     Attributes:
         value: a function (cfg, state, obs, legal, memory) that returns the state values V(s), `[P, B]`.

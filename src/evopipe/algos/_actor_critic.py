@@ -162,18 +162,18 @@ def of_own_action(
 def clipped_double_loss(
     state: Any, hp: Hyper, batch: Batch, draw: Stream, x: Tensor, x_t: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the loss of each member's two critics `[P]` and each transition's error `[P, B]`, by clipped double
-    Q-learning.
+    """Compute clipped double Q-learning: return the loss of each member's two critics `[P]`, and each transition's
+    error `[P, B]`.
 
     The targets are r + γ min(Q₁⁻, Q₂⁻)(s′, a′), where a′ = μ⁻(s′) with clipped noise (Fujimoto, van Hoof & Meger, 2018,
-    eq. 10 and 14).
+    eq. 10 and 14). The sign ⁻ marks target networks.
 
     Args:
         state: the algorithm's state.
         hp: the hyper-parameters that may differ between the P members, by name, `[P]` each.
         batch: a minibatch of B transitions.
         draw: the stream of random numbers, for the noise.
-        x, x_t: observations before and after the step, or features that the shared encoder computes of them.
+        x, x_t: observations before and after the step; with a shared encoder, their features.
     """
     with torch.no_grad():
         action_t = torch.tanh(forward(state.actor_target, x_t))
@@ -207,7 +207,7 @@ def recipe(critic: str, cfg: Any, state: Any, hp: Hyper, batch: Batch, close: bo
 
 
 def choice(cfg: Any, state: Any) -> Choice | None:
-    """Return the `Choice` with which the C kernels choose actions as `act` does.
+    """Return a `Choice`: what the C kernels need to choose the same actions as `act`.
 
     The result is None if the kernels cannot choose these actions; then torch chooses. `cfg` and `state` are the
     algorithm's configuration and state.

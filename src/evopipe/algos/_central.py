@@ -287,10 +287,10 @@ def signals(critic: str, cfg: Any, state: Any, batch: Batch) -> dict[str, Tensor
 
 
 def answers(critic: str) -> Callable[[Any], Answers]:
-    """Return a function that the module of a team's algorithm defines as `answers`.
+    """Make the function `answers` of an algorithm's module, for MADDPG or MATD3.
 
-    The returned function takes the algorithm's configuration, and returns the `Answers`: the functions by which an
-    exported policy computes values. The policy must be exported with its centralised critics. If there are twin
+    The function takes the algorithm's configuration, and returns an `Answers` object, which has the functions by which
+    an exported policy computes values. The policy must be exported with its centralised critics. If there are twin
     critics, the smaller of their two values counts. `critic` names the field of the algorithm's state that holds the
     critics.
     """

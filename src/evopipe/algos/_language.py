@@ -153,8 +153,8 @@ def wants_reference(cfg: Any) -> bool:
 def counted(batch: Text) -> Tensor:
     """Return the mask `[P, B, T]` of the tokens from which members learn, for B completions of T tokens of P members.
 
-    A token counts if it is in `batch.mask` and its completion is in `batch.keep`; None in `keep` stands for all
-    completions.
+    A token counts if it is in `batch.mask` and its completion is in `batch.keep`. If `batch.keep` is None, all
+    completions count.
     """
     return batch.mask if batch.keep is None else batch.mask & batch.keep[..., None]
 
@@ -162,7 +162,7 @@ def counted(batch: Text) -> Tensor:
 def completion_means(log_prob: Tensor, batch: Text) -> tuple[Tensor, Tensor]:
     """Return the mean log-probability of the tokens of each chosen and of each rejected completion, `[P, n]` each.
 
-    There are n pairs of P members. The n chosen completions are the first half of the batch. `log_prob` `[P, 2 n, T]`
+    Each of P members has n pairs. The n chosen completions are the first half of the batch. `log_prob` `[P, 2 n, T]`
     holds the log-probabilities of the tokens, and `batch` says which tokens count.
     """
     chosen, rejected = ops.row_means(log_prob, batch.mask).chunk(2, dim=1)
@@ -255,14 +255,14 @@ def learner(loss: Callable[..., Tensor], completions: bool = False) -> Callable[
     The returned function takes (cfg, state, hp, batch, healthy, draw, turn): the algorithm's configuration and state,
     hyper-parameters, a minibatch (`Text`), and the mask `[P]` of the members that learn. `draw` and `turn` have no
     effect. The function changes the networks in `state`, and returns `Learned`: the losses `[P]`, which of P members
-    are still healthy, and errors.
+    are still healthy, and the errors (see the argument `completions`).
 
     Args:
         loss: the algorithm's loss, a function (cfg, hp, now, batch) that returns `[P]`, where `now` holds the present
             log-probabilities of the tokens.
-        completions: whether the algorithm learns from its own completions. Then `update` computes entropies if the loss
-            needs them, and the errors `[P, 1]` are each member's largest change of a token's log-probability since the
-            token was generated. If not, the errors are None.
+        completions: whether the algorithm learns from its own completions. If True, `update` computes entropies if the
+            loss needs them, and the errors are `[P, 1]`: for each member the largest change of a token's
+            log-probability since the token was generated. If False, the errors are None.
     """
 
     def update(cfg: Any, state: Any, hp: Hyper, batch: Text, healthy: Tensor, draw: Stream, turn: int) -> Learned:

@@ -132,8 +132,8 @@ def _repeated(structure: Structure, times: int) -> Structure:
 def width(cfg: Any, state: State, obs: Tensor) -> Tensor:
     """Return the uncertainty σ(x) of every arm's expected reward, `[P, E, A]`.
 
-    `obs` is `[P, E, O]`. P counts members, E observations of each, A arms. σ²(x) = Σⱼ gⱼ(x)² / (λ + Sⱼ), where g is the
-    gradient of the network's output, λ is `cfg.ridge`, and Sⱼ is the sum of gⱼ² over the arms chosen so far, which
+    There are P members, E observations `obs` `[P, E, O]` for each, and A arms. σ²(x) = Σⱼ gⱼ(x)² / (λ + Sⱼ). Here g is
+    the gradient of the network's output, and λ is `cfg.ridge`. Sⱼ is the sum of gⱼ² over the arms chosen so far, which
     `state.seen` holds.
     """
     x = arms(cfg, obs)

@@ -109,8 +109,8 @@ def recipe(cfg: Any, state: State, hp: Hyper, batch: Batch, alpha: Tensor | None
 
 
 def choice(cfg: Any, state: State) -> Choice:
-    """Return the `Choice` with which the C kernels choose actions as `act` does, from the values of the Q-network.
+    """Return a `Choice`: what the C kernels need to choose the same actions as `act`.
 
-    `cfg` is the algorithm's configuration.
+    Actions are chosen by the values of the Q-network. `cfg` is the algorithm's configuration and has no effect.
     """
     return Choice(state.q, "best")

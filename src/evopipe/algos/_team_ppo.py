@@ -130,8 +130,8 @@ def step(
         seen: a function (groups, obs) that returns the critics' inputs `[P, K, N, inputs]`. It gets the team's
             `AgentGroups` and the observations `[P, K, N, O]`: N observations of each of K agents.
         cfg, state: the algorithm's configuration, equal for all members, and the members' state.
-        obs: `[P, E, O]`, observations of O numbers, for P members. E is the number of agents in all of a member's
-            environments together.
+        obs: `[P, E, O]`, observations of O numbers, for P members. E is N · K: the K agents in each of a member's N
+            environments.
         legal: `[P, E, A]` bool, which of the A actions are legal; None if all are.
         memory: `[P, E, M]`, the recurrent state (M numbers) before the step.
         draw: the stream of random numbers; None for the most likely actions.
@@ -163,9 +163,9 @@ def value(seen: Seen, cfg: Any, state: State, obs: Tensor, memory: Tensor, next_
         cfg, state: the algorithm's configuration, equal for all members, and the members' state.
         obs: `[P, B, O]`, the observations.
         memory: `[P, B, M]`, the recurrent state before each observation.
-        next_alive: `[P, B]`, each agent's status after the step (see `evopipe.types`), if the values are for value
-            targets; critics then read zeros for absent agents. If it is None, the observations of absent agents must be
-            zeros already.
+        next_alive: `[P, B]`, each agent's status after the step (see `evopipe.types`); it is needed for value targets.
+            Critics then read zeros for absent agents. If it is None, the observations of absent agents must be zeros
+            already.
     """
     of = agent_groups(cfg)
     if (found := policy.value(cfg, state, obs, memory, of.places, next_alive)) is not None:

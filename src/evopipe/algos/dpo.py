@@ -61,13 +61,14 @@ networks, init = _language.networks, _language.init
 def asks(cfg: Config) -> frozenset[str]:
     """Return the names of the quantities that must be computed for rows of text before `loss` reads them.
 
-    For the loss `dpo` that is `reference`, the log-probabilities under the base model; other losses need nothing.
+    The loss `dpo` needs the quantity `reference`: the log-probabilities under the base model. Other losses need
+    nothing.
     """
     return frozenset({"reference"} if cfg.loss == "dpo" else ())
 
 
 def preference(cfg: Config, now: TokenScores, batch: Text, hp: Hyper) -> ops.Preference:
-    """Return each pair's loss and reward margin, `[P, n]` each for n pairs of P members.
+    """Return each pair's loss and reward margin, `[P, n]` each: n pairs for each of P members.
 
     The first n completions of the batch are the chosen ones, the last n the rejected ones.
 
@@ -91,7 +92,7 @@ def preference(cfg: Config, now: TokenScores, batch: Text, hp: Hyper) -> ops.Pre
 
 
 def fitness(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
-    """Return the score of each held-out pair, `[P, n]` for n pairs of P members. The score is the negative loss.
+    """Return the score of each held-out pair, `[P, n]`: n pairs for each of P members. The score is the negative loss.
 
     The loss is computed with `beta`, `margin` and `nll_alpha` of `cfg` for all members. With each member's own values,
     the losses could not be compared.
@@ -107,7 +108,7 @@ def fitness(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
 
 
 def figures(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> dict[str, Tensor]:
-    """Return statistics of each held-out pair for reports, by name, `[P, n]` each for n pairs of P members.
+    """Return statistics of each held-out pair for reports, by name, `[P, n]` each: n pairs for each of P members.
 
     `accuracy` is 1 if the policy prefers the chosen completion, else 0. `chosen` and `rejected` are the policy's
     probabilities of the two completions.

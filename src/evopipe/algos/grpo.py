@@ -92,7 +92,8 @@ networks, init, asks = _language.networks, _language.init, _language.asks
 def estimate(cfg: Config, hp: Hyper, done: Text, group: int) -> Text:
     """Return the completions of a round with their advantages, relative to the other completions of the same prompt.
 
-    If all rewards of a prompt are equal, `keep` becomes False for its completions, and members do not learn from them.
+    If all rewards of a prompt are equal, members do not learn from its completions: `keep` of the result is False for
+    them.
 
     Args:
         cfg: the algorithm's configuration.

@@ -147,8 +147,9 @@ def logits(cfg: Config, hp: Hyper, said: Mapping[str, Tensor]) -> Tensor:
 def loss(cfg: Config, hp: Hyper, said: Said, batch: Games) -> tuple[Tensor, Tensor]:
     """Return the losses of each member's policy and of its critic, `[P]` each, on a minibatch of games.
 
-    The policy imitates the games' tokens with weights. The critic's loss is an expectile loss of the state value, plus
-    the squared errors of Q₁ and Q₂, plus a conservative term.
+    The policy imitates the tokens of the games, and a token counts more if its value is higher than that of its state.
+    The critic's loss is an expectile loss of the state value, plus the squared errors of Q₁ and Q₂, plus a conservative
+    term.
 
     Args:
         cfg: the algorithm's configuration.

@@ -100,7 +100,7 @@ greedy = _actor_critic.best
 def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
     """Return the greedy actions, each of which is replaced by a random action with probability ε.
 
-    Continuous greedy actions get noise.
+    Continuous actions that are not replaced get Gaussian noise.
 
     obs is `[P, E, O]` (P members, E environments each), legal `[P, E, A]` bool, epsilon (ε) `[P]`; `draw` is the stream
     of random numbers. The result is `[P, E, A]` for continuous actions, else `[P, E]` int64.
@@ -135,8 +135,8 @@ def _log_policy(cfg: Config, state: State, batch: Batch) -> Tensor:
 def loss(cfg: Config, state: State, hp: Hyper, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """Return the loss of V and Q `[P]`, the loss of the actor `[P]`, and each transition's error `[P, B]`.
 
-    There are B transitions of P members; the error is the absolute TD error, the mean of both Q networks. No network
-    gets a gradient from another network's loss.
+    There are B transitions of P members. A transition's error is the mean of the absolute TD errors of both Q networks.
+    No network gets a gradient from another network's loss.
     """
     value = forward(state.value, batch.obs).squeeze(-1)  # [P, B]
     with torch.no_grad():

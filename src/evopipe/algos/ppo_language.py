@@ -81,8 +81,8 @@ networks, init = _language.networks_with_head, _language.init_with_head
 def asks(cfg: Config) -> frozenset[str]:
     """Return the names of the quantities that must be computed before the advantages of completions are estimated.
 
-    The name `value` stands for the values of the tokens. The name `reference`, for the log-probabilities of the tokens
-    under the base model, is returned too if the weight β of the divergence from the base model is above 0, or mutation
+    The name `value` stands for the values of the tokens. The name `reference` stands for their log-probabilities under
+    the base model. It is returned only if the weight β of the divergence from the base model is above 0, or mutation
     may raise it above 0.
     """
     return frozenset({"value", "reference"} if _language.wants_reference(cfg) else {"value"})

@@ -131,7 +131,7 @@ def _mean(cfg: Config, out: Tensor) -> Tensor:
 
 
 def values(cfg: Config, state: State, obs: Tensor) -> Tensor:
-    """Return the action values Q(s, ·) of the networks without noise on their weights, `[P, E, A]`.
+    """Return the values Q(s, ·) of the A actions, `[P, E, A]`. They are computed without noise on the weights.
 
     `obs` `[P, E, O]` are E observations of each of P members.
     """

@@ -49,7 +49,7 @@ asks = _language.always("value", "end")
 
 
 def margins(now: TokenScores, batch: Text) -> Tensor:
-    """Return the reward difference r(chosen) − r(rejected) of each pair, `[P, n]` for n pairs of P members.
+    """Return the reward difference r(chosen) − r(rejected) of each pair, `[P, n]`: n pairs for each of P members.
 
     `now` holds the present outputs of the head for every token. The first n completions of the batch are the chosen
     ones, the last n the rejected ones.
@@ -59,7 +59,7 @@ def margins(now: TokenScores, batch: Text) -> Tensor:
 
 
 def fitness(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
-    """Return the score of each held-out pair of completions, `[P, n]` for n pairs of P members.
+    """Return the score of each held-out pair of completions, `[P, n]`: n pairs for each of P members.
 
     The score is the log-probability, in nats, that the chosen completion is preferred.
 
@@ -73,7 +73,7 @@ def fitness(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> Tensor:
 
 
 def figures(cfg: Config, hp: Hyper, now: TokenScores, batch: Text) -> dict[str, Tensor]:
-    """Return statistics of each held-out pair for reports, by name, `[P, n]` each for n pairs of P members.
+    """Return statistics of each held-out pair for reports, by name, `[P, n]` each: n pairs for each of P members.
 
     The only statistic is `accuracy`: 1 if the chosen completion has the higher reward, else 0.
 

@@ -150,8 +150,8 @@ def answers(cfg: Config) -> Answers:
 def target(cfg: Config, state: State, batch: Batch, draw: Stream) -> Tensor:
     """Return the target quantiles y of each transition in rising order, for B transitions of P members.
 
-    The N quantiles of each of M target critics are pooled, and the d M largest are left out, where d is `dropped`. The
-    result is `[P, B, (N − d) M]`.
+    The quantiles of all target critics are pooled: N quantiles of each of M critics. The d · M largest are left out,
+    where d is `cfg.dropped`. The result is `[P, B, (N − d) · M]`.
     """
     with torch.no_grad():
         action, log_pi = ops.squashed_gaussian(*ops.with_noise(forward(state.actor, batch.next_obs), draw))
@@ -173,7 +173,8 @@ def loss(cfg: Config, state: State, hp: Hyper, batch: Batch, draw: Stream) -> tu
 def signals(cfg: Config, state: State, batch: Batch) -> dict[str, Tensor]:
     """Return training metrics `[P]` of each of P members on a minibatch, by name.
 
-    The metrics are the means over the minibatch of the lowest and of the highest of all critics' quantiles.
+    For each transition, the lowest and the highest quantile of all critics are found. The two metrics are the means of
+    these numbers over the minibatch.
     """
     theta = action_value(state.critics, batch.obs, batch.action)
     ends = told.means(batch.weight, theta.amin(dim=(1, 3)), theta.amax(dim=(1, 3))).unbind(dim=1)

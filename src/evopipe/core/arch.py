@@ -93,8 +93,11 @@ class Arch:
         return len(self.encoder) if self.kind == "lstm" else 0
 
     def of(self, widths: Widths) -> Arch:
-        """Return the architecture of a network with these widths, whose hidden layers may be wider (`Widths.widen`),
-        and which has no layer normalisation if its inputs are renormalised (`Widths.renorm`)."""
+        """Return the architecture of the member's network that has these widths.
+
+        Its hidden layers are `widths.widen` times as wide. It has no layer normalisation if `widths.renorm` is true,
+        because its inputs are then renormalised.
+        """
         if widths.widen == 1 and not widths.renorm:
             return self
         encoder, head = (
@@ -106,8 +109,8 @@ class Arch:
     def own(self, widths: Widths) -> slice:
         """Return the slice of `layers` that selects the hidden layers of a network with these widths.
 
-        The role `widths.role` decides: `whole` selects all layers, `encoder` the encoder's layers and the latent,
-        `head` the head's layers.
+        The role `widths.role` decides: `whole` selects all layers, `encoder` the encoder's layers and the latent layer
+        behind them, `head` the head's layers.
         """
         behind = 1 + len(self.encoder)
         return {"whole": slice(None), "encoder": slice(behind), "head": slice(behind, None)}[widths.role]
@@ -115,13 +118,13 @@ class Arch:
     def layout(self, widths: Widths, line: int = 1) -> Layout:
         """Return where each parameter of a network is stored in its flat row.
 
-        Layers are stored without padding to other members' widths. Only the parameter α of a blended layer (one whose
-        output is mixed with its input) is followed by unused places, so that later parameters are aligned.
+        Layers are stored without padding to other members' widths. Unused places, which align later parameters, follow
+        two things only: the parameter α of a blended layer (one whose output is mixed with its input), and the numbers
+        by which a layer's inputs are renormalised.
 
         Args:
             widths: the input and output width of the network, and its role.
-            line: the places after α and after the renormalisation of inputs are rounded up to a multiple of this
-                number; 1 leaves no unused places.
+            line: what follows unused places begins at a multiple of this number; 1 leaves no unused places.
         """
         if widths.widen > 1:
             return self.of(widths).layout(widths._replace(widen=1), line)
@@ -175,6 +178,8 @@ class Arch:
     def describe(self) -> str:
         """Return a short text for people: `128+64|32|64` means two encoder layers, the latent and one head layer.
 
+        The latent is the layer between encoder and head.
+
         `~` marks a blended layer (one whose output is mixed with its input). Convolutions come first, as channels,
         kernel and stride: `16k3/2+32k3|…`. An encoder that is no MLP is named: `simba 64|32`.
         """
@@ -185,8 +190,8 @@ class Arch:
         return "|".join(part for part in (convs, encoder, str(self.latent), head) if part)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the architecture as JSON data, which `from_json` reads. The field `kind` is left out for a plain
-        MLP."""
+        """Return the architecture as JSON data, which `from_json` reads. The key `kind` is missing if the encoder is
+        an MLP."""
         return {
             "encoder": [list(block) for block in self.encoder],
             "latent": self.latent,
@@ -236,9 +241,9 @@ class Arch:
         - Biases of hidden layers and convolutions are `zeros` or `uniform` in ±1/√inputs, as `widths.biases` says;
           `auto` chooses zeros except with a ReLU. (With zero biases, a ReLU network passes no gradient for an
           observation that is all zeros.) Output biases are 0.
-        - Layer normalisation has gains 1 and shifts 0; batch renormalisation too, with running means 0 and variances 1.
-        - the α of a blended layer (one whose output is mixed with its
-          input) is 0.
+        - Layer normalisation and batch renormalisation have gains 1 and shifts 0. The running means of batch
+          renormalisation are 0, and its running variances 1.
+        - The α of a blended layer (one whose output is mixed with its input) is 0.
         - The weights by which a residual block adds to the residual stream are 0, so that the block starts as the
           identity.
         - Weights of LSTM layers are orthogonal with gain 1, their biases uniform in ±1/√units, and the biases of their

@@ -28,7 +28,9 @@ BATCH_MULTIPLE = 32
 
 
 class Pace(NamedTuple):
-    """A member's batch size, and the steps at which it learns. Only members that learn at equal steps share a cohort.
+    """A member's batch size, and the steps at which it learns.
+
+    All members of a cohort (group that trains as one batch) learn at the same steps.
 
     Attributes:
         batch: the member's batch size.
@@ -101,7 +103,7 @@ class Cohort:
 
     @property
     def batch(self) -> int:
-        """The padded batch size B, which is the number of places in a minibatch."""
+        """The padded batch size B: every member's minibatch has B places, of which a member may use fewer."""
         return self.weight.shape[1]
 
     @property
@@ -277,10 +279,10 @@ def form(
         widths: the input and output width of every network.
         device: the device of the cohorts' tensors.
         pace: a function that returns a member's `Pace`: its batch size, and when it learns.
-        mode: which members share a cohort. In every mode, they learn at the same steps, and their architectures have
-            the same `family`. `whole`: nothing else is asked. `exact`: their architectures also have the same
-            `signature`, and their padded batch sizes are equal. `merged`: cohorts are formed as in `exact`, and then
-            merged if this is estimated to be faster.
+        mode: which members share a cohort. In every mode, the members of a cohort learn at the same steps, and the
+            attribute `family` of their architectures is equal. In the mode `whole`, nothing else is asked. In `exact`,
+            the attribute `signature` of their architectures and their padded batch sizes are equal, too. In `merged`,
+            cohorts are formed as in `exact`, and then merged if this is estimated to be faster.
         paths: the fast paths (CUDA graphs, `torch.compile`) that the cohorts use; None if they use none.
     """
     groups = _group(members, pace, mode, device.type)

@@ -22,7 +22,8 @@ class Copies:
     documents the methods.
 
     Args:
-        inner: the structure with one row per network; the rows of a member's networks are adjacent.
+        inner: the structure that has one row for each network. In it, the rows of one member's networks stand next to
+            each other.
         copies: the number of networks of each member.
     """
 

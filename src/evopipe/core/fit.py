@@ -25,7 +25,8 @@ _LEAST = Arch((), 1, (Block(1),), "ReLU", False)
 def forms_of_rows(
     state_type: type[Any], init: Callable[[Mapping[str, Any]], Any], widths: Mapping[str, Widths], spaces: Spaces
 ) -> Forms:
-    """Return the forms (shape and type) of those tensors of a member whose form is equal in all architectures, by name.
+    """Return the form (shape and type) of some tensors of a member, by name: those that have the same form in all
+    architectures.
 
     These are the tensors of the algorithm's state that belong to no network, such as update counts (see
     `core.member.row`), and all tensors that a normaliser may have. To find the forms, a member with the smallest

@@ -74,9 +74,10 @@ class Paths:
 
 
 class Runner:
-    """Cache of the functions that one cohort (a batch of members) recorded for replay, such as CUDA graphs of `act`.
+    """Cache of the recordings that one cohort (a batch of members) has made of its work, such as CUDA graphs of `act`.
 
-    `paths` are the fast paths of the run; None if it has none.
+    A recording is run again instead of the function that it was made from. `paths` are the fast paths of the run; None
+    if the run has none.
     """
 
     def __init__(self, paths: Paths | None = None) -> None:

@@ -41,7 +41,7 @@ class AgentGroups:
 
     `K` agents form `G` groups of at most `n` agents; each member has one network per group. Smaller groups are padded
     to n places, so that the networks of all groups run in one batch. In shapes, P counts members, B rows of a batch, O
-    the numbers of an observation, and A the actions of the agent with the most.
+    the numbers of an observation, and A the largest number of actions of any agent.
 
     Attributes:
         spaces: the environment's spaces.
@@ -61,7 +61,8 @@ class AgentGroups:
 
     @cached_property
     def seats(self) -> int:
-        """`n`, the number of agents in the largest group. Every group has n places in a batch."""
+        """The number n of agents in the largest group. Every group has n places in a batch; in a smaller group, nobody
+        reads the results of the surplus places."""
         return max(map(len, self.groups))
 
     @cached_property
@@ -174,7 +175,8 @@ class AgentGroups:
     def seated(self, x: Tensor) -> Tensor:
         """Arrange agents' inputs by the network that each agent uses: `[P, K, B, …]` → `[P · G, n · B, …]`.
 
-        A group with fewer than n agents has free places, which are filled with copies of its first agent's inputs.
+        The K agents form G groups with one network each; the largest group has n agents. In a smaller group, the free
+        places are filled with copies of its first agent's inputs.
         """
         seats = self.on(x.device).seats
         x = x if seats is None else x.index_select(1, seats)
@@ -182,9 +184,10 @@ class AgentGroups:
         return out
 
     def back(self, x: Tensor) -> Tensor:
-        """Undo `seated`: arrange the networks' outputs by agent, `[P · G, n · B, …]` → `[P, K, B, …]`.
+        """Arrange the networks' outputs by agent: `[P · G, n · B, …]` → `[P, K, B, …]`; the inverse of `seated`.
 
-        A member has G networks, one for each group of agents. Each group has n places.
+        A member has G networks, one for each group of agents. n is the number of agents in the largest group; the
+        padding of smaller groups is left out.
         """
         back = self.on(x.device).back
         out: Tensor = x.unflatten(1, (self.seats, -1)).unflatten(0, (-1, len(self.groups))).flatten(1, 2)
@@ -202,10 +205,11 @@ class AgentGroups:
         return torch.stack([self.back(each) for each in out.unbind(dim=1)])
 
     def named(self, x: Tensor) -> Tensor:
-        """Append each agent's one-hot code to its inputs `x` `[P, K, B, F]`. The result is `[P, K, B, F + ids]`, where
-        `ids` is the length of the code.
+        """Append each agent's one-hot code to its inputs. The result is `[P, K, B, F + ids]`, where `ids` is the length
+        of the code.
 
-        If no agents share a network, nothing is appended.
+        `x` is `[P, K, B, F]`: B inputs of F numbers for each of the K agents of P members. If no agents share a
+        network, `x` is returned unchanged.
         """
         if not self.ids:
             return x
@@ -213,12 +217,13 @@ class AgentGroups:
         return torch.cat((x, ids.expand(*x.shape[:-1], -1)), dim=-1)
 
     def there(self, next_alive: Tensor) -> Tensor:
-        """Return which agents count as present after a step in each agent's bootstrap target, `[P, K, B, K]` bool.
+        """Return, for the bootstrap target of each agent, which agents count as present after the step:
+        `[P, K, B, K]` bool.
 
-        For the target of agent i, a centralised critic values the next situation, and reads zeros for agents that are
-        not present. Entry [p, i, b, j] is True if agent j is present in the target of agent i. This is so if j acts
-        next, or if the step truncated both i and j. `next_alive` `[P, B, K]` is each agent's status after the step:
-        `GONE`, `ACTS` or `CUT`, see `evopipe.types`.
+        A centralised critic values the situation after the step, and reads zeros for agents that are not present. Entry
+        [p, i, b, j] is True if agent j is present in the target of agent i. This is so if j acts next, or if the step
+        truncated both i and j. `next_alive` `[P, B, K]` is each agent's status after the step: `GONE`, `ACTS` or `CUT`,
+        see `evopipe.types`.
         """
         of = next_alive[:, None]  # [P, 1, B, K]
         return (of == ACTS) | ((of == CUT) & (next_alive.transpose(1, 2)[..., None] == CUT))
@@ -231,9 +236,10 @@ class AgentGroups:
         only, because a network has convolutions for one observation.
 
         Args:
-            obs: `[P, B, K, O]`, which the critics of all agents read; or `[P, K, B, K, O]` with other values for each
-                critic, where axis 1 is the critic's agent and axis 3 the agent that observes.
-            actions: `[P, B, K, A]` or `[P, K, B, K, A]` in the same way; None for critics that read no actions.
+            obs: the observations. `[P, B, K, O]` if all critics read the same ones. `[P, K, B, K, O]` if each critic
+                reads different ones: the first K counts the critics' agents, the second K the agents that observe.
+            actions: the actions, `[P, B, K, A]` or `[P, K, B, K, A]` in the same way; None for critics that read no
+                actions.
         """
         places = self.on(obs.device)
         parts = [_side_by_side(obs if places.plain is None else obs.index_select(-1, places.plain), places.seen)]
@@ -260,7 +266,7 @@ class AgentGroups:
         Args:
             legal: the environment's mask of legal actions, which is returned unchanged. If it is None, an agent may
                 take every action that it has; some agents may have fewer than A.
-            like: any tensor `[P, K, B, A]` on the device of the result.
+            like: a tensor `[P, K, B, A]`, which gives the result its shape and device. Its numbers do not matter.
         """
         missing = self.on(like.device).missing
         return ~missing.expand_as(like) if legal is None and missing is not None else legal

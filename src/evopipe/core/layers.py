@@ -40,9 +40,8 @@ def activate(x: Tensor, runs: Sequence[tuple[str, int, int]]) -> Tensor:
     """Apply each member's activation function to x `[P, B, H]`: B inputs and H units of P members. x may be
     overwritten.
 
-    `runs` holds a triple (activation, first, end) for each activation: rows `first` to `end` (exclusive) of x have it.
-    Members are ordered by activation, so that each run is a slice; this costs a fifth of a `torch.where` over all
-    activations.
+    Members are sorted by activation. `runs` has a triple (activation, first, end) for each activation: the rows of x
+    from `first` to `end` (exclusive) have it. These slices cost a fifth of a `torch.where` over all activations.
     """
     if len(runs) == 1:
         name = runs[0][0]

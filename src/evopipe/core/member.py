@@ -38,11 +38,11 @@ class Member:
         slot: the member's place in the population.
         id: a number that is unique in the run.
         parent: the id of the parent; None for a member without a parent.
-        key: the random key of the slot, which a child does not take over from its parent.
+        key: the random key of the slot. A child has the key of its own slot, not that of its parent's slot.
         arch: the architecture of all its networks.
         hyper: the hyper-parameters by name.
-        tensors: the tensors by name, without padding, such as `q` `[n]`, the n parameters of a network, and
-            `adam.mean` `[n]`, their first moments.
+        tensors: the tensors by name, without padding. For example, `q` `[n]` has the n parameters of a network, and
+            `adam.mean` `[n]` the first moments of Adam for these parameters.
         healthy: False as soon as a loss, gradient, weight or score of the member is not finite.
         fitness: the scores of the ancestors' evaluations, followed by the scores of the member's own evaluations.
     """
@@ -65,7 +65,7 @@ class Member:
         Args:
             slot: the child's slot.
             id: the child's id.
-            key: the random key of the slot.
+            key: the random key of the child's slot.
         """
         tensors = {name: tensor.clone() for name, tensor in self.tensors.items()}
         return replace(self, slot=slot, id=id, parent=self.id, key=key, hyper=dict(self.hyper), tensors=tensors)
@@ -86,9 +86,10 @@ def parameters(*networks: str, trainable: bool = False) -> Any:
 
 
 def scales(network: str, trainable: bool = False) -> Any:
-    """Declare a field of an algorithm's state that holds one scale for every parameter of a network, as a `Net`.
+    """Declare a field of an algorithm's state that holds one scale for every parameter of a network.
 
-    A noisy network, for example, has a noise scale for each parameter.
+    The field's value is a `Net` with the same shape as that network. A noisy network, for example, has a noise scale
+    for each parameter.
 
     Args:
         network: the name of the network.

@@ -59,7 +59,7 @@ class Module:
 
         Raises:
             ParamsError: the text has another form, or the class does not exist or cannot be called.
-            EnvironmentFailed: importing the user's module raised.
+            EnvironmentFailed: importing the user's module raised an exception.
         """
         import_name(module, key)
         return cls(module, json.dumps(dict(kwargs), sort_keys=True))
@@ -138,8 +138,8 @@ class Module:
         return made.eval().requires_grad_(False)
 
     def shapes(self, widths: Widths) -> dict[str, torch.Size]:
-        """Return the shape of every parameter of a network with these widths by name, in the order in which the flat
-        row holds the parameters."""
+        """Return the shapes of a network's parameters, by the parameters' names, in the order of the flat row. The
+        network has the input and output width `widths`."""
         return _prototype(self.kind, self, widths.inputs, widths.outputs).shapes
 
     def size(self, widths: Widths) -> int:

@@ -130,7 +130,7 @@ def forward(net: Net | None, x: Tensor, views: Any = None) -> Tensor:
 
     A member may have several networks. If `net` has K rows for each member (see `Net.interleave`), all K networks read
     the member's batch, and the result is `[P, K, B, outputs]`. If each row holds several networks (see `core.copies`),
-    every network has a batch of its own: x and the result are `[P · copies, B, …]`, for `copies` networks in a row.
+    every network has a batch of its own: x and the result are `[P · copies, B, …]`, if each row holds `copies`.
 
     Args:
         net: the network; None returns x, for algorithms whose shared encoder is optional.
@@ -168,7 +168,7 @@ def remember(net: Net | None, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor
 def memories(memory: Tensor, *nets: Net | None) -> tuple[Tensor, ...]:
     """Split recurrent states `[…, M]` into one part for each of the networks `nets`, in this order.
 
-    The part of a network without recurrent state, or of None, has width 0.
+    If a network has no recurrent state, or is None, its part has width 0.
     """
     return tuple(memory.split([0 if net is None else net.structure.memory for net in nets], dim=-1))
 
@@ -177,7 +177,7 @@ def unroll(net: Net | None, x: Tensor, memory: Tensor, begins: Tensor) -> Tensor
     """Take `L` steps of each member's recurrent network; return the outputs `[P, B, L, outputs]`.
 
     Args:
-        net: the network; None returns x.
+        net: the network. If it is None, x is returned. If it is not recurrent, it computes each step by itself.
         x: `[P, B, L, inputs]`: for each of P members B sequences of L steps. `inputs` is the width of an input.
         memory: `[P, B, M]`, the recurrent state, of M numbers, before the first step.
         begins: `[P, B, L]` bool, True at the first step of an episode. The state is reset to 0 before that step, and no

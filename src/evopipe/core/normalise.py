@@ -58,7 +58,7 @@ class Statistics:
 
         Args:
             values: `[P, n, N]`, n values of N columns for each of P members.
-            given: `[P, n]` bool, which values count. If none counts for a member, its statistics keep every bit.
+            given: `[P, n]` bool, which values count. If none counts for a member, its statistics do not change.
         """
         # One column's values lie together, so that their sum does not depend on how many members there are.
         x = torch.where(given[..., None], values.double(), 0.0).transpose(1, 2).contiguous()  # [P, N, n]
@@ -89,8 +89,9 @@ class Normaliser:
     A cohort is a batch of members that train together.
 
     Attributes:
-        held: the tensors of the statistics, by their names in `Member.tensors`. Each tensor has one row per member.
-            Only the indices of the normalised columns are held once, because they are equal for all members.
+        held: the tensors of the statistics, by their names in `Member.tensors`. Each tensor has one row per member. The
+            indices of the normalised columns are an exception: they have no such rows, because they are equal for all
+            members.
     """
 
     held: Mapping[str, Tensor]
@@ -139,10 +140,11 @@ class Normaliser:
         return Normaliser({name: x if name == COLUMNS else x[first:end] for name, x in self.held.items()})
 
     def update(self, obs: Tensor, healthy: Tensor, there: Tensor | None = None) -> None:
-        """Update the statistics with observations `[P, E, O]`, in place: E observations of each member.
+        """Update the statistics in place.
 
         Args:
-            obs: the observations. An observation that is not finite is left out.
+            obs: `[P, E, O]`, E observations of O numbers for each of P members. For a team, each agent in each
+                environment has one of the E. An observation that is not finite is left out.
             healthy: `[P]` bool. The observations of members for which it is False are left out.
             there: for a team, `[P, E]` bool, whether the agent is present. The zeros of absent agents are left out.
         """
@@ -251,9 +253,11 @@ def after(tensors: Mapping[str, Tensor], obs: Tensor) -> dict[str, Tensor]:
 
 
 def describe(tensors: Mapping[str, Tensor]) -> list[dict[str, Any]]:
-    """Return how observations are normalised, as JSON data: a list with a dict of the formula and its tensors' names.
+    """Return how observations are normalised, as JSON data.
 
-    `tensors` are a member's tensors by name. The list is empty if observations are not normalised.
+    The result is a list with one dict, which has the formula (`normalise`) and the names of the tensors in it
+    (`tensors`). The list is empty if observations are not normalised. The argument `tensors` has a member's tensors by
+    name.
     """
     if COLUMNS not in tensors:
         return []

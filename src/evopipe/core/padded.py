@@ -40,9 +40,9 @@ def round_up(value: float, multiple: int) -> int:
 def widest(archs: Sequence[Arch]) -> Arch:
     """Return the smallest architecture in which all of `archs` fit.
 
-    Each layer has the largest of its widths in `archs`, rounded up. A layer that one of `archs` lacks becomes a blended
-    layer, which can be skipped; so does a layer that is blended in one of them. Residual blocks are never blended: if a
-    member lacks one, its padding adds 0.
+    Each layer has the largest of its widths in `archs`, rounded up to a multiple of `WIDTH_MULTIPLE`. A layer that
+    members can skip is called blended. A layer becomes blended if one of `archs` lacks it or has it as a blended layer.
+    Residual blocks are never blended: if a member lacks one, its padding adds 0.
     """
 
     def room(parts: Sequence[Sequence[Block]], residual: bool = False) -> tuple[Block, ...]:
@@ -67,9 +67,10 @@ def watched_units() -> Iterator[list[tuple[Tensor, Tensor | None]]]:
     """Record the mean activity of hidden units while the `with` block lasts, in the list that the context manager
     yields.
 
-    Each run of a hidden layer adds a pair: the mean absolute output of each unit over the batch, `[P, H]`, and a mask
-    `[P, 1, H]` of the units that each of P members has; the mask is None if all members have all H units. Residual and
-    LSTM layers, and layers that a C kernel runs, add nothing.
+    Each forward pass of a hidden layer adds a pair to the list. Its first entry `[P, H]` is the mean absolute output of
+    each unit over the batch, for P members and H units with padding. Its second entry is a mask `[P, 1, H]`, which is 1
+    for the units that a member has; it is None if all members have all H units. Residual and LSTM layers, and layers
+    that a C kernel runs, add nothing.
     """
     global _units
     found: list[tuple[Tensor, Tensor | None]] = []
@@ -181,10 +182,10 @@ class Padded:
         return index.to(self.device)
 
     def own_places(self, last: int) -> Tensor | None:
-        """Return the index of each of the last `last` layers among those of them that the member has, `[last, P]`.
+        """Number the last `last` layers of each member, and return the numbers, `[last, P]`.
 
-        The output layer is included. Indices begin at 0. A layer that a member lacks (it is padding) is not counted,
-        and its own entry is arbitrary. If a member lacks the second of three layers, its entries are 0, arbitrary, 1.
+        The output layer is included. Numbers begin at 0. A layer that a member lacks (it is padding) is skipped: its
+        entry in the result is arbitrary. If a member lacks the second of three layers, its entries are 0, arbitrary, 1.
         The result is None if no member lacks a layer.
         """
         hidden = self.names[len(self.names) + 1 - last :]
@@ -195,8 +196,11 @@ class Padded:
         return (counted - 1).clamp(min=0).to(self.device)
 
     def own_inputs(self) -> list[Tensor | None]:
-        """Return for each layer, convolutions and output layer included, which of its padded inputs each row has: 1 or
-        0, `[P, 1, inputs]`. The result is None for a layer whose inputs are not renormalised."""
+        """Return for each layer which of its inputs are a member's own, `[P, 1, inputs]`: 1, or 0 for padding.
+
+        The list also has the convolutions and the output layer. An element is None if the layer's inputs are not
+        normalised by batch renormalisation.
+        """
         if self._own_inputs is None:
             own = self.pack([torch.ones(len(index)) for index in self.index])
             norms = [layer.norm for layer in self.layout.every]
@@ -365,7 +369,7 @@ def _runs(names: Sequence[str]) -> list[tuple[str, int, int]]:
 def noisy(net: Net, scale: Net, draw: Stream) -> list[Views]:
     """Return a network's parameters, in the form of `Net.views`, with factorised Gaussian noise.
 
-    The noise is on the layers after the latent, which is the last layer of the encoder.
+    Only the layers that follow the encoder get noise.
 
     Weights are w + σ f(ε_in) f(ε_out) and biases b + σ f(ε_out), with f(x) = sign(x) √|x| (Fortunato et al., 2018, §
     3.1 b). One noise sample serves a member's whole batch.

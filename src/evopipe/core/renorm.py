@@ -29,8 +29,11 @@ R_MAX, D_MAX = 3.0, 5.0
 
 
 def start(norm: Tensor) -> None:
-    """Write the initial gains 1, shifts 0, running means 0 and running variances 1 of a layer, `[4, inputs]`, in
-    place."""
+    """Set the normalisation of a layer to its initial values, in place.
+
+    `norm` is `[4, inputs]`. Its rows are the gains (initially 1), the shifts (0), the running means (0) and the running
+    variances (1).
+    """
     norm[:] = torch.tensor([1.0, 0.0, 0.0, 1.0])[:, None]
 
 
@@ -39,12 +42,13 @@ class Minibatch:
 
     Args:
         norm: `[P, 4, inputs]`, the layer's gains, shifts, running means and running variances.
-        share: `[P, B, 1]`, the weight of each of B inputs in the statistics, which sum up to 1 for each of P members.
+        share: `[P, B, 1]`, the weights of the B inputs in the statistics. The weights of each of P members sum up to 1.
         warm: `[P, 1, 1]` bool, whether the member's warm-up is over.
         own: `[P, 1, inputs]`, 1 for each member's own inputs, and 0 for padding.
 
     Attributes:
-        found: `[P, 2, inputs]`, means and variances of the minibatch, after a call; 0 for padding.
+        found: `[P, 2, inputs]`, means and variances of the minibatch in the last call; 0 before the first call, and for
+            padding.
     """
 
     def __init__(self, norm: Tensor, share: Tensor, warm: Tensor, own: Tensor) -> None:
@@ -69,10 +73,11 @@ class Minibatch:
 
 
 def read(x: Tensor, norm: Tensor | Minibatch | None) -> Tensor:
-    """Return what a dense layer reads of x `[P, B, inputs]`: x normalised.
+    """Return the input x `[P, B, inputs]` of a dense layer, normalised.
 
-    `norm` is the layer's `[P, 4, inputs]` to normalise by the running statistics, a `Minibatch` to normalise by the
-    minibatch's, or None to return x as it is.
+    If `norm` is a tensor `[P, 4, inputs]` (the layer's gains, shifts, running means and running variances), x is
+    normalised by the running statistics. If it is a `Minibatch`, x is normalised by the minibatch's statistics. If it
+    is None, x is returned as it is.
     """
     if norm is None:
         return x
@@ -85,10 +90,12 @@ def read(x: Tensor, norm: Tensor | Minibatch | None) -> Tensor:
 
 
 def training(net: Net, present: Tensor, warm: Tensor) -> list[Any]:
-    """Return a network's parameters, in the form of `Net.views`, that normalise by the minibatch's statistics.
+    """Return a network's parameters for a forward pass that normalises by the minibatch's statistics.
+
+    The result has the form of `Net.views`.
 
     Args:
-        net: the network, with one or several rows for each of P members.
+        net: the network. Each of P members has the same number of rows in it, one or more.
         present: `[P, B]` bool, which of B inputs count in the statistics. At least one must.
         warm: `[P]` bool, whether the member's warm-up is over.
     """
@@ -107,10 +114,10 @@ def renew(net: Net, views: Sequence[Any], rate: float, active: Tensor) -> None:
     variance likewise.
 
     Args:
-        net: the network, with one or several rows for each of P members.
-        views: the views that `training` returned, after a forward pass with them.
+        net: the network. Each of P members has the same number of rows in it, one or more.
+        views: the parameters that the function `training` returned, after a forward pass with them.
         rate: the share of the minibatch's statistics.
-        active: `[P]` bool, the members whose statistics move. Others' stay to the bit.
+        active: `[P]` bool, True for the members whose statistics move. The statistics of other members do not change.
     """
     moves = active.repeat_interleave(len(net.values) // len(active))[:, None, None]
     for own, view in zip(net.frozen.views, views, strict=True):

@@ -91,9 +91,9 @@ class Stem(NamedTuple):
         return inputs - sum(image.size for image in self.images)
 
     def features(self) -> list[tuple[int, int]]:
-        """Return for every image the size of its last feature map, as (channels, height · width).
+        """Return for every image the size of its last feature map, as a pair (channels, height · width).
 
-        Their product is the number of the image's features.
+        The product of both numbers of a pair is the number of the image's features.
         """
         return [(c, h * w) for c, h, w in (self.shapes(image)[-1] for image in self.images)]
 

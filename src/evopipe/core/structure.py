@@ -20,8 +20,8 @@ class Widths(NamedTuple):
     """The input and output width of a network, and the part of the member's architecture that the network is.
 
     Attributes:
-        inputs: the number of inputs. A head reads its own inputs, such as actions, and after them the latent; this
-            number counts its own inputs alone.
+        inputs: the number of inputs. The inputs of a head are only those that it reads in addition to the latent, such
+            as actions; see `role`.
         outputs: the number of outputs; 0 for an encoder, which has no output layer.
         role: the part of the architecture. `encoder` is the layers up to the latent, `head` the layers after the
             latent, and `whole` is encoder and head together. The latent is the layer between encoder and head.
@@ -90,8 +90,8 @@ class Structure(Protocol):
 
     Attributes:
         widths: the input and output width of the network.
-        copies: the number of networks in a row. They have the same architecture, and stand one after the other. The
-            forward pass reads B inputs for each network, `[P · copies, B, …]`.
+        copies: the number of networks that one row holds. They have the same architecture, and their parameters lie one
+            after the other. The forward pass reads B inputs for each network, `[P · copies, B, …]`.
         size: `N`, the length of a row. A row is a whole number of cache lines, so that a kernel's result for the row
             does not depend on other rows.
         memory_widths: the width of each part of the recurrent state; empty if the network is not recurrent.
@@ -110,7 +110,7 @@ class Structure(Protocol):
     def memory(self) -> int: ...
 
     def pack(self, rows: Sequence[Tensor]) -> Tensor:
-        """Return rows `[P, N]` of this structure, in which zeros are the padding.
+        """Return the members' parameters as rows `[P, N]` of this structure, padded with zeros.
 
         `rows` has the flat row of each member without padding: for member p the `[n_p]` numbers of its parameters.
         """
@@ -139,7 +139,9 @@ class Structure(Protocol):
         """
 
     def forward(self, views: Any, x: Tensor) -> Tensor:
-        """Run every row's network on its own batch: x `[P, B, inputs]` → `[P, B, outputs]`, for batches of B inputs.
+        """Compute the outputs of every row's network: x `[P, B, inputs]` → `[P, B, outputs]`.
+
+        The network of row p reads the B inputs in `x[p]`.
 
         `views` are the parameter tensors, as the method `views` returns them. A recurrent network takes one step from a
         zero state.
@@ -178,9 +180,9 @@ class Architecture(Protocol):
     Attributes:
         activation: the name of the hidden layers' activation function; empty if mutations must not change it. The
             members of a cohort are sorted by this name.
-        family: a value that is the same for all members of a cohort, such as the convolutions.
-        signature: a value, such as the padded widths, that is also the same for all members of a cohort in the mode
-            `exact`. In this mode a member's results do not depend on other members.
+        family: a value, such as the convolutions. Only members with equal values can share a cohort.
+        signature: a value, such as the padded widths. In the mode `exact`, only members with equal values share a
+            cohort, so that a member's results do not depend on other members.
     """
 
     @property
@@ -241,6 +243,6 @@ class Architecture(Protocol):
             widths: the input and output width of the network.
             kind: what the row holds: `parameters`, `scales` or `moments`, see `core.member`.
             row: `[n]`, the row of this architecture.
-            rng: a `numpy.random.Generator`, which draws new weights. Generators of equal state give the online and the
-                target network the same new weights.
+            rng: a `numpy.random.Generator`, which draws new weights. Pass generators of equal state for the online and
+                for the target network: both then get the same new weights.
         """

@@ -47,7 +47,7 @@ def collect(
 
     Raises:
         ParamsError: no policy with a positive weight exists for the environment, or the exported one does not fit it.
-        EnvironmentFailed: the environment raised, or no episode had a valid step.
+        EnvironmentFailed: the environment raised an exception, or no episode had a valid step.
     """
     behaviours, notes = _behaviours(cfg, pool, env_id, exported)
     names = sorted(behaviours)
@@ -70,10 +70,10 @@ def collect(
 
 
 def totals(episodes: Sequence[RecordedEpisode]) -> dict[str, Any]:
-    """Return a dict with the numbers of `episodes` and `transitions`, and as `return` the mean and standard deviation
-    of the episodes' undiscounted returns.
+    """Return statistics of episodes, as a dict with the keys `episodes`, `transitions` and `return`.
 
-    `return` is None if there are no episodes.
+    The first two are counts. `return` has the mean and the standard deviation of the undiscounted returns, as `mean`
+    and `std`. It is None if there are no episodes.
     """
     returns = [episode.reward.sum(dtype=np.float64) for episode in episodes]
     return {

@@ -254,8 +254,8 @@ class StoredArray:
         return array.reshape(-1).astype(np.int64)
 
     def finite(self, array: Array) -> Array:
-        """Convert an array to float32, and check that every float32 value is finite. The array was read from this entry
-        of the file, which the error names."""
+        """Convert an array that was read from this entry to float32, and check that every float32 value is finite. If
+        one is not, the message of the error `Unusable` names this entry."""
         with np.errstate(over="ignore", invalid="ignore"):  # what overflows becomes infinite
             array = np.ascontiguousarray(array, np.float32)
         wrong = np.argwhere(~np.isfinite(array))
@@ -264,7 +264,7 @@ class StoredArray:
         return array
 
     def wrong(self, what: str) -> Unusable:
-        """Return an `Unusable` error whose message is this dataset's path in the file and then the text `what`."""
+        """Return an `Unusable` error. Its message is the path of this entry in the HDF5 file, and then `what`."""
         return Unusable(f"dataset '{self.label}' {what}")
 
 

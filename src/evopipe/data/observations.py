@@ -44,8 +44,10 @@ def read_rows(part: StoredArray, recorded: Space | None, shows: Space | None) ->
 
     Args:
         part: the HDF5 dataset with the observations; a group if the space is a Dict or Tuple.
-        recorded: the space in which the observations were recorded; None if it is the space `shows`.
-        shows: the environment's observation space; None if the observations in the file are flat already.
+        recorded: the space in which the observations were recorded; None if it is the environment's, the argument
+            `shows`.
+        shows: the observation space of the environment. If it is None, the observations in the file must be flat
+            already, and `recorded` has no effect.
     """
     if shows is None:
         return part.finite(part.numbers("fiu", rank=2))

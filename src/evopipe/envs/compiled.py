@@ -137,8 +137,10 @@ class CompiledPool:
         return {name: value.numpy().copy() for name, value in kept.items()}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.bool_]:
-        """Restore the state that `state` returned. Return which environments could not continue as saved, `[R]` bool:
-        in this pool none, so all are False.
+        """Restore the pool from what the method `state` returned.
+
+        Return for each environment whether it could not continue as saved, `[R]` bool. All are False, because all
+        environments of such a pool can continue.
 
         Raises:
             DataError: the state belongs to another pool.

@@ -61,9 +61,9 @@ class DmEnv(gymnasium.Env[Any, Any]):
 def space_of(spec: Any, what: str) -> gymnasium.Space[Any]:
     """Return the Gymnasium space of a spec of `dm_env`, which may be nested in mappings and sequences.
 
-    Whole numbers with bounds become `Discrete`, or `MultiDiscrete` if there are several in a row; those in further
-    dimensions, and real numbers, become `Box`. A single real number is a `Box` of the shape `[1]`. `what` is the
-    spec's name in error messages.
+    A mapping becomes `Dict`, and a sequence `Tuple`. A single integer with bounds becomes `Discrete`, and a vector of
+    them `MultiDiscrete`. Booleans become `MultiBinary`. All other numbers become `Box`. A `Box` or `MultiBinary` of a
+    single number has the shape `[1]`. `what` is the spec's name in error messages.
 
     Raises:
         ParamsError: the spec is of another kind, such as texts.

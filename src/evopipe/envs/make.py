@@ -106,10 +106,10 @@ def names_limit(env: gymnasium.Env[Any, Any]) -> bool:
 
 
 def guard(cfg: EnvConfig, progress: Callable[[], object] = lambda: None, factor: float = 1.0) -> Watchdog:
-    """Return a context that limits the time of an environment's own code to `factor` times `env.step_seconds` of the
-    block `env` (`cfg`).
+    """Return a context that limits the time that environments may take inside it.
 
-    The time starts again whenever the value that `progress` returns changes.
+    The limit is `factor` times `step_seconds` of the block `env` (`cfg`). The time starts again whenever the value that
+    `progress` returns changes.
     """
     return Watchdog(factor * cfg.step_seconds, "env.step_seconds", progress)
 

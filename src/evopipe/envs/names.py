@@ -38,9 +38,10 @@ _BY_ENTRY_POINT = "MinAtar/"  # its id needs no module before it
 def import_home(env_id: str) -> None:
     """Import the module that registers an environment.
 
-    For an id `module:EnvId` this is `module`, which may also be a file in the working folder. For an unknown id
-    `Namespace/EnvId`, entry points of installed packages are called, as Gymnasium before 1.0 did: those with the name
-    `Namespace` in the group `gymnasium.envs`.
+    For an id `module:EnvId` this is `module`, which may also be a file in the working folder.
+
+    For an id `Namespace/EnvId` that is not registered, entry points of installed packages are called: those with the
+    name `Namespace` in the group `gymnasium.envs`. Gymnasium before 1.0 did the same.
 
     Raises:
         ParamsError: the id is malformed, or the module does not exist.

@@ -65,8 +65,8 @@ class EnvPool:
             environment declares its own time limit.
         spec: the environment's spec in Gymnasium; None if it has none.
         reward_threshold: the return at which the environment counts as solved; None if its spec does not say.
-        upcoming: a function (rows `[n]`, k) → `[n, k]`, the seeds of the next k episodes of these rows, or None. The
-            caller may set it so that episodes can be begun ahead of time; results do not depend on it.
+        upcoming: None, or a function (rows `[n]`, k) → `[n, k]` that returns the seeds of the next k episodes of these
+            rows. The caller may set it so that episodes can be begun ahead of time; results do not depend on it.
 
     Raises:
         ParamsError: the environment is unknown, its spaces are not supported, or `env.backend` does not offer it.
@@ -145,8 +145,10 @@ class EnvPool:
 
     @property
     def begins(self) -> Bools:
-        """Whether each environment is at the beginning of an episode, `[R]` bool. For a team of K agents `[R, K]`:
-        whether the agent acts next and did not act in the step before.
+        """Whether each environment is at the beginning of an episode, `[R]` bool.
+
+        For a team of K agents, the array is `[R, K]`: True for an agent that acts next and did not act in the step
+        before.
         """
         return np.asarray(self.episode_length == 0, np.bool_) if self.team is None else self._joined
 
@@ -242,9 +244,11 @@ class EnvPool:
     def send(self, actions: npt.ArrayLike, rows: npt.ArrayLike | None = None) -> None:
         """Start a step, which `receive` finishes. The caller may compute in between.
 
-        The arguments are those of `step`: `actions` `[n, …]` in the algorithm's encoding, and the numbers `rows` `[n]`
-        of the environments, all if None. Before `receive`, `obs`, `mask`, `episode_return`, `episode_length` and
-        `state()` do not change, and no other method than `receive` and `close` may be called.
+        The arguments are those of `step`. `actions` `[n, …]` are in the algorithm's encoding. `rows` `[n]` are the
+        numbers of the environments to step; None for all.
+
+        Until `receive` is called, `obs`, `mask`, `episode_return`, `episode_length` and `state()` do not change. The
+        only methods that may be called are `receive` and `close`.
 
         Raises:
             UsageError: a step is running already.
@@ -260,8 +264,8 @@ class EnvPool:
     def taken(self, actions: npt.NDArray[Any], rows: npt.ArrayLike | None = None) -> npt.NDArray[Any]:
         """Return the actions of a team of K agents as they are executed, `[n, K, …]`.
 
-        They are the policy's `actions`, unless the environment prescribes an agent's action in its `info`: then it is
-        that one. `rows` `[n]` are the environments of these actions; None for all.
+        If the environment prescribes an agent's action in its `info`, the result has that action. For other agents it
+        has the policy's action, from `actions`. `rows` `[n]` are the environments of these actions; None for all.
         """
         if not self.is_forced.any():
             return actions
@@ -327,9 +331,10 @@ class EnvPool:
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """Return the state from which `restore` rebuilds the pool with its running episodes.
 
-        For R environments with O numbers in an observation, it holds of each running episode: the `seed` `[R]` (-1
-        before the first reset), the number of steps `length` `[R]`, the `return` so far `[R]`, the current observation
-        `obs` `[R, O]`, and the `actions` so far, those of all rows one after the other, `[sum(length), …]`.
+        The state describes the running episode of each of R environments. `seed` `[R]` is its seed (-1 before the first
+        reset), `length` `[R]` its number of steps, `return` `[R]` its return so far, and `obs` `[R, O]` its current
+        observation of O numbers. `actions` `[sum(length), …]` are its actions so far: first all of row 0, then all of
+        row 1, and so on.
         """
         taken = self._log[np.arange(self._log.shape[1])[None] < self.episode_length[:, None]]
         seed, length = self._seed.copy(), self.episode_length.copy()

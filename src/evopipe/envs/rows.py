@@ -43,8 +43,8 @@ class Fault(Exception):
 
 
 class Begun(NamedTuple):
-    """The first observations of `n` episodes, `O` numbers each, and the legal ones of `A` actions. For a team of K
-    agents the arrays are `[n, K, …]`.
+    """The starts of `n` episodes: the first observations, `O` numbers each, and which of the `A` actions are legal. For
+    a team of K agents the arrays are `[n, K, …]`.
 
     Attributes:
         obs: `[n, O]`, the observations.
@@ -149,9 +149,9 @@ class Rows:
         numbers: the rows (places in the pool) of these environments.
         made: environments that already exist. The first rows get them; for the other rows, environments are made.
         masked: an array `[1]` that is set to True at the first reset if the environments have action masks.
-        turn: an array `[1]` that tells a watchdog what happens, so that it can find an environment that hangs. While an
-            environment is reset or stepped, the number is its row. Each time an environment has been constructed, it is
-            another negative number.
+        turn: an array `[1]` that this object writes and a watchdog reads, to find an environment that hangs. While an
+            environment is reset or stepped, the array holds the environment's row. After each construction of an
+            environment, it holds a new negative number.
 
     Raises:
         ParamsError: the environment is unknown, or its arguments or spaces cannot be used.
@@ -177,7 +177,7 @@ class Rows:
 
     def reset(self, rows: Ints, seeds: Ints, upcoming: Upcoming = None) -> Begun:
         """Begin an episode in the environments `rows` `[n]`, each from its own seed `[n]`; return the first
-        observations and masks. `upcoming` is not used.
+        observations and masks. `upcoming` (see `EnvPool`) is not used.
 
         Raises:
             Fault: an environment raised an exception or hung, or its first observation or mask cannot be used.
@@ -321,9 +321,9 @@ def make_rows(
 ) -> dict[int, gymnasium.Env[Any, Any]]:
     """Return environments for the rows (places in the pool) `numbers`, as a dict: row → environment.
 
-    The first rows get the environments in `made`; for the other rows, environments are constructed from `cfg`, the
-    block `env`. After each construction the only element of `turn` is set to a new negative number, by which a watchdog
-    sees progress.
+    The first rows get the environments in `made`. For the other rows, environments are constructed from `cfg`, the
+    block `env`. `turn` has one element. It is set to a new negative number after each construction, so that a watchdog
+    sees that there is progress.
     """
     envs = [*made]
     while len(envs) < len(numbers):

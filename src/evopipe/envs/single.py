@@ -32,8 +32,7 @@ def is_tensor_class(found: Any) -> bool:
 
 
 class OneRow(gymnasium.Env[Any, Any]):
-    """A Gymnasium environment that wraps a user's tensor environment. It steps one environment, so all tensors have a
-    single row.
+    """A Gymnasium environment that wraps a user's tensor environment, and computes a single row of its tensors.
 
     Args:
         kind: the user's class, with the methods `start`, `advance` and `observe`.
@@ -98,7 +97,7 @@ class OneRow(gymnasium.Env[Any, Any]):
 
 
 class RowInC(gymnasium.Env[Any, Any]):
-    """A Gymnasium environment that wraps one copy of a user's environment in C.
+    """A Gymnasium environment that wraps a single copy of a user's environment in C.
 
     Args:
         source: the C file.

@@ -59,7 +59,8 @@ class TeamEnv(gymnasium.Env[Any, Any]):
 
     @property
     def possible(self) -> tuple[Any, ...]:
-        """The names of all agents that may appear in an episode, from the ParallelEnv; `ids` is a copy of them."""
+        """The names of all agents that may appear in an episode, read from the ParallelEnv now. The attribute `ids` has
+        the names as they were at construction."""
         return tuple(getattr(self.parallel, "possible_agents", None) or ())
 
     @property
@@ -186,8 +187,8 @@ class TeamSpace:
 
     @cached_property
     def observation(self) -> ObservationSpace:
-        """The observation space that fits every agent: the space that all agents share, or else vectors of the longest
-        agent's length."""
+        """The observation space that fits every agent. If all agents have the same space, it is that space. Otherwise
+        it is a space of vectors, as long as the longest observation of any agent."""
         if len({*self.observations}) == 1:
             return self.observations[0]
         return ObservationSpace.vector(max(space.size for space in self.observations))
@@ -214,8 +215,10 @@ class TeamSpace:
 
     @cached_property
     def free(self) -> npt.NDArray[np.bool_]:
-        """Which actions each of the K agents has, `[K, A]` bool; `A` is the number of actions of the agent with the
-        most. All are True for a Box."""
+        """Which discrete actions each of the K agents has, `[K, A]` bool.
+
+        `A` is the largest number of actions that an agent has. For other action spaces, such as a Box, all are True.
+        """
         free = np.ones((len(self.ids), self.action.size), np.bool_)
         if self.action.kind == "discrete":
             free[:] = np.arange(self.action.size) < np.array([action.size for action in self.actions])[:, None]
@@ -271,7 +274,7 @@ class TeamSpace:
         return row
 
     def agent(self, key: Any) -> Any:
-        """Return the environment's id of an agent, given the id itself or its text.
+        """Return the id that an agent has in the environment. `key` is this id, or the id as text.
 
         Raises:
             UsageError: there is no such agent.

@@ -79,9 +79,9 @@ class TeamRows:
         numbers: the indices (rows) of these environments in the pool.
         made: environments that already exist. The first rows get them; for the other rows, environments are made.
         masked: a flag `[1]` that this object sets to True if an environment has action masks.
-        turn: an array `[1]` that tells a watchdog what happens, so that it can find an environment that hangs. While an
-            environment is reset or stepped, the number is its row. Each time an environment has been constructed, it is
-            another negative number.
+        turn: an array `[1]` that this object writes and a watchdog reads, to find an environment that hangs. While an
+            environment is reset or stepped, the array holds the environment's row. After each construction of an
+            environment, it holds a new negative number.
 
     Raises:
         ParamsError: the environment is unknown, or its spaces are not supported.
@@ -113,7 +113,7 @@ class TeamRows:
 
     def reset(self, rows: Ints, seeds: Ints, upcoming: Upcoming = None) -> Begun:
         """Begin an episode in the environments `rows` `[n]`, each from its own seed `[n]`; return the first
-        observations, the masks, and which agents act first. `upcoming` is not used."""
+        observations, the masks, and which agents act first. `upcoming` (see `EnvPool`) is not used."""
         seen = _Seen(self._space, len(rows), self._forces)
         with calling(self._guard, self._turn, "reset"):
             for i, (row, seed) in enumerate(zip(rows.tolist(), seeds.tolist(), strict=True)):

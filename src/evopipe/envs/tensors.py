@@ -373,13 +373,16 @@ class TensorPool:
         return columns, length, TensorStep(self._dynamics.observe(columns), reward.float(), terminated, cut)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return copies of the attributes `physics`, under the key `state`, and `length`, from which `restore` rebuilds
-        the pool."""
+        """Return the data from which `restore` rebuilds the pool: a copy of the attribute `physics` under the key
+        `state`, and a copy of the attribute `length` under the key `length`."""
         return {"state": self.physics.cpu().numpy().copy(), "length": self.length.cpu().numpy().copy()}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.bool_]:
-        """Restore the pool from what the method `state` returned. Return which environments could not continue as
-        saved, `[R]` bool: in this pool none, so all are False."""
+        """Restore the pool from what the method `state` returned.
+
+        Return for each environment whether it could not continue as saved, `[R]` bool. All are False, because all
+        environments of such a pool can continue.
+        """
         self.physics.copy_(torch.from_numpy(state["state"]))
         self.length.copy_(torch.from_numpy(state["length"]))
         return np.zeros(self.rows, np.bool_)

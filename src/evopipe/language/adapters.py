@@ -123,8 +123,8 @@ class LoRA:
         return carried
 
     def beside(self, base: Base, views: Sequence[Tensor]) -> dict[str, Any]:
-        """Return what P members add to the base's linear layers, for `hooks.adapting`: a `LowRank` for each layer, by
-        the name of its module.
+        """Return what P members add to the base's linear layers, as a dict: name of a layer's module → `LowRank`. The
+        function `hooks.adapting` takes this dict.
 
         `views` holds the matrices A `[P, in, rank]` and B `[P, rank, out]` of the first layer, then of the second, and
         so on.
@@ -150,7 +150,7 @@ class LoRA:
 @dataclass(frozen=True)
 class Full:
     """The architecture of a member that changes every weight of the base model by an added term, which is 0 at first.
-    With a tiny base, it learns a language model from scratch.
+    If the base is a tiny model with random weights, such a member learns a language model from scratch.
 
     Attributes:
         activation: always empty: there is no activation to mutate.
@@ -193,10 +193,10 @@ class Full:
         return row.clone()
 
     def beside(self, base: Base, views: Sequence[Tensor]) -> dict[str, Any]:
-        """Return what P members add to the base's weights, for `hooks.adapting`: a `WeightDelta` for each module, by
-        its name.
+        """Return what P members add to the base's weights, as a dict: name of a module → `WeightDelta`. The function
+        `hooks.adapting` takes this dict.
 
-        `views` has one tensor for each weight of the base: what each of the P members adds to that weight.
+        `views` has one tensor for each weight of the base: the numbers that each of the P members adds to that weight.
         """
         found: dict[str, hooks.WeightDelta] = {}
         for layer, view in zip(base.weights, views, strict=True):

@@ -51,8 +51,8 @@ class Base:
     Attributes:
         name: the model's name in the parameters.
         model: the model of `transformers`, whose parameters do not learn; None if members are small GPTs.
-        tokenizer: the tokenizer of `transformers`.
-        digest: a hash of the model and its tokenizer, because an adapter fits no other base.
+        tokenizer: the tokenizer of `transformers`; if members are small GPTs, the texts of the tokens.
+        digest: a hash of the model and its tokenizer. It tells bases apart, because an adapter fits only one base.
         words: the sizes of the vocabulary and of the hidden states.
         ends: the tokens that end a completion.
         pad: the token that fills up shorter rows; masks exclude it.
@@ -61,8 +61,9 @@ class Base:
         exact: whether a member's results must have the same bits whatever other members are in the batch. If so, even
             columns that hold nothing but pads are computed.
         length: the most tokens of a row, if members are small GPTs (see the function `tokens_alone`); else 0.
-        special_tokens: whether the names of special tokens in texts of datasets and environments become these tokens.
-        together: the processes among which rows are divided.
+        special_tokens: whether a special token's name, such as `<eos>`, becomes that token if a text of a dataset or an
+            environment has it. If False, it stays plain text.
+        together: the processes that divide the rows among themselves.
         hooked: the registered forward hooks, see `hooks`.
         active: the changes that the hooks add at present.
     """
@@ -135,7 +136,7 @@ class Base:
         """Mark a text as data, in which special tokens have no effect, because a dataset, an environment or a model
         wrote it.
 
-        If `special_tokens` is true, the text is not marked.
+        If the attribute `special_tokens` is True, the text is not marked.
         """
         return Marked(text) if self.special_tokens else Marked.as_data(text)
 
@@ -162,7 +163,8 @@ class Base:
         A list of messages goes through the chat template. A text does so only if `chat` is true.
 
         Args:
-            prompt: a text or a list of messages. Special tokens in it are plain text, unless `special_tokens` is true.
+            prompt: a text or a list of messages. Special tokens in it are plain text, unless this base's attribute
+                `special_tokens` is true.
             chat: whether a text is shown as a message of the user through the chat template.
             system: the system message; None for none. If the chat template is not used, it is put before the text.
                 Special tokens in it take effect.

@@ -43,8 +43,9 @@ def show(
         encoder: the encoder that was made from the tokenizer; it finds special tokens in texts.
         name: the model's name, for error messages.
         messages: the chat.
-        own: the number of messages at the start that the run itself added, such as the system message.
-        special: whether special tokens take effect in the messages after these. If False, such messages are data.
+        own: the number of messages at the start of the chat that the run itself added, such as the system message.
+            Special tokens take effect in these messages.
+        special: whether special tokens take effect in all other messages, too. If False, they are plain data there.
         replies: the indices of messages whose content is replaced by a placeholder, `encoding.PLACE`.
         ending: the name of an argument of `apply_chat_template` that is set to True, such as `add_generation_prompt`;
             None sets no argument.

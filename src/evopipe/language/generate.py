@@ -62,7 +62,8 @@ class Written:
         mask: True for tokens that the model wrote, including the token that ends a completion.
         log_prob: the log-probability of each token that the model wrote; 0 elsewhere.
         entropy: the entropy of the distribution of each token, without temperature and filters; 0 elsewhere.
-        ended: `[P, R]` bool, True if the model's own token or a stop text ended the completion, not the limit.
+        ended: `[P, R]` bool, True if the model wrote an end token or a stop text; False if the limit of tokens cut the
+            completion.
     """
 
     ids: Tensor
@@ -90,7 +91,8 @@ def generate(
     """Write `group` completions of at most `limit` tokens for each prompt: `P` members have `B` prompts each, padded to
     `L` tokens.
 
-    If the base limits `rows_at_once`, completions are generated in parts, which are divided among the base's processes.
+    If `base.rows_at_once` is not None, completions are generated in parts of at most so many rows of each member, but
+    at least one prompt. The processes `base.together` divide the parts among themselves; each process gets all results.
 
     Args:
         base: the base model.
@@ -248,10 +250,11 @@ def choose(log_probs: Tensor, how: Sampling, u: Tensor) -> Tensor:
 
 def chances(log_probs: Tensor, how: Sampling) -> Tensor:
     """Return the probabilities with which `choose` samples each of V tokens, for n rows of P members: `[P, n, V]`
-    float64. They follow from the model's `log_probs` `[P, n, V]` and the settings `how` `[P, n]`.
+    float64. `log_probs` `[P, n, V]` are the model's log-probabilities, and `how` `[P, n]` the settings of sampling.
 
-    Filters apply in the order of `transformers` and vLLM: temperature; then the k most likely tokens, including ties
-    for the k-th place; then, renormalised, the most likely of these until their probabilities sum to p.
+    The order is that of `transformers` and vLLM. First the temperature changes all probabilities. Then only the k most
+    likely tokens stay, and tokens as likely as the k-th. They are renormalised. Of these, the most likely tokens stay
+    until their probabilities sum to p. What is left is renormalised again.
     """
     found = (log_probs.double() / how.temperature.clamp(min=1e-6)[..., None].double()).softmax(dim=-1)
     if not (bool((how.top_k > 0).any()) or bool((how.top_p < 1).any())):

@@ -83,8 +83,8 @@ def adapting(base: Base, changes: Mapping[str, Any]) -> Iterator[Any]:
     """Return a context in which the base's model computes with members' changes, for batches `[P · B, …]`: B rows for
     each of P members.
 
-    `changes` has a `LowRank` or `WeightDelta` by module name. The context yields the model. The forward hooks are
-    registered at the first use.
+    `changes` has the changes of modules by module name: a `LowRank` (a low-rank term) or a `WeightDelta` (terms added
+    to the weights). The context yields the model. The forward hooks are registered at the first use.
     """
     if not base.hooked:
         for name, module in base.model.named_modules():
@@ -104,8 +104,8 @@ def score(
     """Return the log-probabilities of rows of text under the base, with the members' changes if `active` is given.
 
     Rows of similar length are computed together, unless `hidden` is true. If `base.rows_at_once` limits the rows, the
-    activations of only that many rows are in memory at a time, and the backward pass computes them a second time. The
-    processes of `base.together` then divide the work among them.
+    activations of only that many rows are in memory at a time, and the backward pass computes them a second time. If
+    `base.together` has several processes, each of them then computes a part of the rows.
 
     Args:
         base: the base model.
@@ -247,8 +247,10 @@ def _score(base: Base, ids: Tensor, real: Tensor, width: int, entropy: bool) -> 
 
 @torch.no_grad()
 def reference(base: Base, text: Text) -> Tensor:
-    """Return the log-probabilities under the unchanged base of the last `T` tokens of `B` rows of each of `P` members,
-    `[P, B, T]`; 0 where `text.mask` is False."""
+    """Return the log-probabilities of tokens under the unchanged base model, `[P, B, T]`.
+
+    They are those of the last T tokens of each row, for P members with B rows each; 0 where `text.mask` is False.
+    """
     _, scored = score(base, text)
     return scored.log_prob.masked_fill(~text.mask, 0.0)
 

@@ -25,10 +25,10 @@ class BaseWeight(NamedTuple):
     normalisation layer, and `bias` [H]; V counts the tokens of the vocabulary, and H is the width of the hidden states.
 
     Attributes:
-        name: the name of the weight. The function `linear_layers` gives the layer's name instead.
-        kind: the kind of the weight. Tied weights may have several kinds; this is that of the first module.
-        shape: the shape of the weight. The function `linear_layers` gives (in, out) for both kinds.
-        modules: a pair (module, kind) for each module that uses the weight. Tied weights have several.
+        name: the name of the weight; in a result of `linear_layers`, the name of its layer.
+        kind: the kind of the weight. If several modules share it (tied weights), its kind in the first module.
+        shape: the shape of the weight; in a result of `linear_layers`, always (in, out).
+        modules: a pair (module, kind) for each module that uses the weight. Tied weights have several pairs.
     """
 
     name: str
@@ -98,7 +98,7 @@ def _kind_of(module: nn.Module, name: str, part: str, called: str) -> str:
 
 
 def numbers(shapes: Shapes) -> int:
-    """Return how many numbers matrices of these shapes have together.
+    """Return the sum of the sizes of matrices with these shapes.
 
     This is the length of a flat row, the vector that holds all the matrices one after another.
     """

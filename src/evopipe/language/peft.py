@@ -96,7 +96,7 @@ def read_adapter(folder: Path, base: Base) -> tuple[LoRA, Tensor]:
 
 
 def member_of(folder: Path, base: Base, fresh: Member, network: str) -> Member:
-    """Return a copy of a new member, with an adapter that PEFT wrote in place of the member's adapter.
+    """Return a copy of a new member in which an adapter from a folder of PEFT replaces the member's adapter.
 
     The moments of the copy's optimiser are 0.
 
@@ -108,8 +108,8 @@ def member_of(folder: Path, base: Base, fresh: Member, network: str) -> Member:
 
     Raises:
         MissingInputError: one of the adapter's files is missing.
-        DataError: the adapter is damaged, of another kind than LoRA, or made for another base; or the member is no LoRA
-            adapter.
+        DataError: the adapter is damaged, of another kind than LoRA, or made for another base. Or the member has no
+            LoRA adapter, because it trains every weight of the base (`language.full`).
     """
     arch, row = read_adapter(folder, base)
     if not isinstance(fresh.arch, LoRA):

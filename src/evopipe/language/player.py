@@ -80,8 +80,8 @@ class GamePolicy:
     def perform(
         self, games: int, seed: int, ask: Callable[[], str], show: Callable[[str], None], tell: Callable[[str], None]
     ) -> None:
-        """Play games for a user: call `show` with each game as text, and `tell` with the game's return, and at the end
-        with the mean return. `ask` is not used."""
+        """Play games for a user. After each game, `show` is called with the game as text, and `tell` with its return.
+        At the end, `tell` is called with the mean return and the share of games won. `ask` is not used."""
         played = self.play(games, seed)
         for row, total in zip(played.rows, played.returns, strict=True):
             show("\n".join(squares(row)) if "guesses" in row else json.dumps(row))
@@ -181,11 +181,11 @@ def read(
     the algorithm.
 
     Returns:
-        The block `language` of the parameters, the task, the algorithm's configuration, the architecture, and a flat
-        row of each network that chooses tokens, by name.
+        The block `language` of the parameters, the task, the algorithm's configuration, the architecture, and by name
+        each network that chooses tokens, as a flat row (all its weights in one vector).
 
     Raises:
-        DataError: a file is damaged, or the task now has other tokens.
+        DataError: a file is damaged, or the tokens of the task have changed since the training.
     """
     try:
         config = LanguageConfig.model_validate(about["language"])

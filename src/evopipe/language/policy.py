@@ -183,11 +183,13 @@ def load(folder: Path, about: Mapping[str, Any], device: torch.device | None = N
 
 
 def need_base(folder: Path, about: Mapping[str, Any], base: Base, remedy: str) -> None:
-    """Check that an exported model was trained over this base, by the digest in `about`, the content of its
-    `policy.json`.
+    """Check that an exported model was trained over this base.
+
+    The check compares the base's digest with the one in `about`, the content of the model's `policy.json`. `folder` is
+    the model's folder, for the error message.
 
     Raises:
-        DataError: the model was trained over another base; the message ends with the text `remedy`, which says what to
+        DataError: the model was trained over another base. The message ends with the text `remedy`, which says what to
             do.
     """
     if about.get("base") != base.digest:

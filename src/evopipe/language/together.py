@@ -37,14 +37,15 @@ class Together:
         return not self.place
 
     def mine(self, part: int) -> bool:
-        """Return whether this process computes a part of the member's rows. `part` is the part's number; parts are
-        dealt to the group's processes in turn."""
+        """Return whether this process computes the part of the member's rows that has the number `part`. Parts are
+        assigned to the group's processes in turn."""
         return part % self.size == self.place
 
     def tell(self, part: int, *tensors: Tensor) -> None:
         """Broadcast tensors from one process of the group to the others, which receive the values in place.
 
-        The sender is the process that computes the part with the number `part` of the member's rows, see `mine`.
+        `part` is the number of a part of the member's rows. The sender is the process that computes this part, see
+        `mine`.
         """
         if self.size == 1:
             return

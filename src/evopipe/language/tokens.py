@@ -95,8 +95,9 @@ class Corpus:
         If rows have two answers, the batch has 2 n rows: first all n with their first answer, then all n with their
         second.
 
-        Rewards are set only if the dataset's form is `labelled`. Among the first n rows, a reward is 1 if the
-        completion is desirable, else 0. The rewards of the last n, which have completions of other rows, are 0.
+        Rewards are set only if the attribute `form` is `labelled`. In the first n rows of the batch, the reward is 1 if
+        the completion is labelled as desirable, else 0. In the last n rows it is 0, because their completions belong to
+        other rows of the dataset.
         """
         ids, real = self.prompt_batch(index, pad)
         answers = [answer[int(i)] for answer in self.answers for i in index]

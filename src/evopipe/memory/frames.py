@@ -76,8 +76,10 @@ class Frames:
         return [slice(a, b) for a, b in zip(ends, starts, strict=True)]
 
     def without_images(self, rows: np.ndarray) -> np.ndarray:
-        """Return n packed transitions without the columns of their two frames: W numbers each, `[n, W]`, become W - 2 S
-        numbers, `[n, W - 2 S]`."""
+        """Return n packed transitions `rows` `[n, W]` without the columns of their two frames, `[n, W - 2 S]`.
+
+        A packed transition has W numbers, and each of its two frames has S.
+        """
         return np.concatenate([rows[:, columns] for columns in self._between(rows.shape[1])], axis=1)
 
     def add(self, at: np.ndarray, rows: np.ndarray, source: np.ndarray, sources: int) -> None:
@@ -157,12 +159,13 @@ class Frames:
         return np.concatenate((again, never))
 
     def join(self, bare: Tensor, index: Tensor) -> Tensor:
-        """Return n packed transitions of W numbers, `[n, W]`, with the columns of their two frames put back, as numbers
-        in [0, 1].
+        """Return n packed transitions of W numbers, `[n, W]`, with the columns of their two frames put back.
+
+        The bytes of the frames become numbers in [0, 1].
 
         Args:
-            bare: `[n, W - 2 S]`, the transitions as `without_images` returned them.
-            index: `[n]`, the indices of the transitions' rows, from 0 to N − 1.
+            bare: `[n, W - 2 S]`, the transitions as `without_images` returned them. A frame has S numbers.
+            index: `[n]`, the transitions' indices among the N rows of all buffers.
         """
         size = bare.shape[1] + 2 * self.size
         rows, at = bare.new_empty(len(bare), size), 0

@@ -29,7 +29,7 @@ class NStep:
     """Assembler of n-step transitions: it holds the last n steps of each of `R` environments.
 
     Args:
-        layout: the layout of the transitions; n is its `steps`.
+        layout: the layout of the transitions. Its attribute `steps` is n.
         rows: `R`, the number of environments.
     """
 
@@ -63,10 +63,10 @@ class NStep:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Add one step of all R environments, and return the n-step transitions that it completes.
 
-        The result is packed transitions `[R, n, size]` and a mask `[R, n]` bool of the valid ones. Usually one
-        transition per environment is valid, and more where an episode ended.
+        The result is packed transitions `[R, n, size]` and a mask `[R, n]` bool. Each environment has room for n
+        transitions, and the mask says which of them are valid. Usually one is; more are where an episode ended.
 
-        Every argument is `[R, …]`, one row per environment. For a team of K agents, arrays have an axis `K` after it.
+        Every argument is `[R, …]`, one row per environment. For a team, an axis K of its K agents follows the axis R.
 
         Args:
             obs, action, reward, terminated, truncated, next_obs: the step: the observation before it, the action, and

@@ -124,9 +124,9 @@ class Priorities:
         self._add_up(slots[:, None].expand(index.shape).reshape(-1), index.reshape(-1))
 
     def inherit(self, slots: Tensor, parents: Tensor) -> None:
-        """Copy the priorities of the members in the slots `parents` `[n]` to the members in `slots` `[n]`.
+        """Copy priorities from parents to members. A member and its parent must sample the same buffer.
 
-        A member and its parent must sample the same buffer.
+        `slots` `[n]` are the members' slots (places in the population), and `parents` `[n]` those of their parents.
         """
         for tensor in self.tensors():
             tensor.index_copy_(0, slots, tensor.index_select(0, parents))
@@ -142,7 +142,8 @@ class Priorities:
         self._add_up_all()
 
     def clear(self, slots: Tensor) -> None:
-        """Set the priorities of all rows to 0, as before the first row was filled, for the members in `slots` `[n]`."""
+        """Reset the priorities of the members in the slots `slots` `[n]`: all rows get the priority 0, as in an empty
+        buffer."""
         self.levels[0].index_fill_(0, slots, 0.0)
         self.largest.index_fill_(0, slots, 1.0)
         self._add_up_all()

@@ -43,10 +43,10 @@ class RowLayout:
     Attributes:
         obs: O, the width of an observation; for a team of K agents K · O.
         actions: A, the number of discrete actions or the width of a continuous action; for a team K · A.
-        masked: whether a row holds the legal actions of the next observation.
+        masked: whether a row holds which actions are legal after the transition.
         continuous: whether actions are continuous.
         steps: the largest number of environment steps that a transition spans.
-        legal: whether a row holds the legal actions of the observation.
+        legal: whether a row holds which actions are legal before the transition.
         agents: K for a team, 0 for a single agent.
     """
 
@@ -64,10 +64,10 @@ class RowLayout:
 
         Args:
             spaces: the environment's spaces.
-            masked: whether a row holds the legal actions of the next observation.
+            masked: whether a row holds which actions are legal after the transition.
             steps: the largest number of environment steps that a transition spans.
-            legal: whether the algorithm's loss also needs the legal actions of the observation. This is the constant
-                `MASKED_LOSS` of the algorithm's module. These actions are stored only if `masked` is True.
+            legal: whether the algorithm's loss also needs the actions that are legal before the transition, as the
+                constant `MASKED_LOSS` of the algorithm's module says. A row holds them only if `masked` is True too.
         """
         k, agents = spaces.agents, sum(spaces.by_agent)
         sizes = k * spaces.observations, k * spaces.actions
@@ -132,7 +132,8 @@ class RowLayout:
             next_alive: `[n, K]`, for a team, each agent's status after the step: `GONE` (takes no part in the next
                 step), `ACTS` (acts next) or `CUT` (was truncated).
 
-        For a team, the other arrays have an axis `K` too: the last one, or the one before `O` and `A`.
+        For a team of K agents, the other arrays have an axis `K` too. It is directly before the axis `O` or `A`; in
+        arrays without such an axis, it is the last one.
         """
         n, k = len(obs), self.each
         rows: Any = np.empty((n, self.size), np.float32)
@@ -412,7 +413,7 @@ class Replay:
 
     @property
     def filled_at(self) -> int:
-        """The memory address of the array `size`, which C kernels read; it does not change."""
+        """The memory address of the attribute `size`, an array that C kernels read. The address does not change."""
         return self._filled_at
 
     @property
@@ -522,15 +523,19 @@ class Replay:
         return filled
 
     def first(self, slots: Sequence[int]) -> Tensor:
-        """Return the index of the first row of each member's buffer, counted over the rows of all buffers.
+        """Return the index of the first row of each member's buffer, `[P]` int64 on the device.
 
-        `slots` are the P members; the result is `[P]` int64 on the device.
+        The rows of all buffers are numbered one buffer after another. `slots` are the slots (places in the population)
+        of P members.
         """
         return upload(torch.from_numpy(self.memory_of(slots) * self.capacity), self.device)
 
     def places(self, slots: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """Return two tensors `[P]` int64 on the device: the indices `slots` of P members, and the index of the first
-        row of each member's buffer, as the method `first` returns it. Both tensors are cached."""
+        """Return two tensors `[P]` int64 on the device, which are cached.
+
+        The first holds the slots (places in the population) `slots` of P members. The second holds the index of the
+        first row of each member's buffer: it is the result of the method `first`.
+        """
         found = self._placed.get(slots)
         if found is None:
             if len(self._placed) >= _COHORTS:
@@ -539,8 +544,10 @@ class Replay:
         return found
 
     def memory_of(self, slots: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Return, for each of the P members in `slots`, the index of the buffer that it uses, `[P]` int64. With M
-        buffers, an index is from 0 to M − 1."""
+        """Return the index of the buffer that each of P members uses, `[P]` int64, from 0 to M − 1 for M buffers.
+
+        `slots` holds the members' slots (places in the population).
+        """
         return np.zeros(len(slots), np.int64) if self.memories == 1 else np.asarray(slots) // self.each
 
     def draw(self, first: Tensor, size: Tensor, u: Tensor) -> Tensor:
@@ -559,7 +566,8 @@ class Replay:
     def state(self) -> dict[str, Tensor]:
         """Return a copy on the CPU of the buffers' contents, as tensors by name.
 
-        The contents are the filled rows, positions and sizes, and priorities and frames if there are any.
+        The contents are the filled rows, positions and sizes, and if there are any, priorities and the separately
+        stored images (frames).
         """
         filled = int(self.size.max(initial=0))
         return {

@@ -63,11 +63,11 @@ class Rollout:
 
     Attributes:
         layout: the layout of a step.
-        rows: `[P, T, E, size]`, the steps in this layout.
+        rows: `[P, T, E, size]`, the steps in this layout; `size` is `layout.size`.
         after: `[P, T, E, O + 4]`, the results of each step: next observation (`O` numbers), reward, terminated, cut (1
-            at the last step of an episode), valid (0 if the step must not be learned from). For a team it is `O + 5`,
-            and each agent's status after the step comes last: `GONE` (takes no part in the next step), `ACTS` (acts
-            next) or `CUT` (was truncated).
+            at the last step of an episode), valid (0 if the step must not be learned from). A team has one number more,
+            `O + 5`. This last number is the agent's status after the step: `GONE` (takes no part in the next step),
+            `ACTS` (acts next) or `CUT` (was truncated).
         memory: `[P, T + 1, E, M]`, the recurrent state before each step, and after the last step.
     """
 
@@ -124,12 +124,13 @@ class Rollout:
             reward, terminated, truncated: `[P, E]`, the rewards, and whether the step terminated or truncated the
                 episode.
             broken: `[P, E]`, whether the step cannot be used, for example because a number is not finite, or because
-                the agent of a team is absent. Such a step is stored as the last of its episode. Its reward is stored as
-                the predicted value, so that its advantage is 0. If `next_alive` is None, its next observation is stored
-                as zeros.
+                the agent of a team is absent. Such a step is stored as the last of its episode. The predicted value is
+                stored as its reward, so that its advantage is 0.
             next_alive: for a team, `[P, E]`, each agent's status after the step: `GONE` (takes no part in the next
-                step), `ACTS` (acts next) or `CUT` (was truncated). With `next_alive`, next observations are stored as
-                zeros where the status is `GONE`, and only there.
+                step), `ACTS` (acts next) or `CUT` (was truncated). None for a single agent.
+
+        Some next observations are stored as zeros: for a team those of agents with the status `GONE`, and for a single
+        agent those of broken steps.
         """
         expected, after = self.rows[:, tick, :, self.layout.log_prob + 1], self.after[:, tick]
         ends = (terminated, truncated, broken)
@@ -146,7 +147,9 @@ class Rollout:
         torch.cat((usable, torch.stack((*numbers, *of_team), dim=-1)), dim=-1, out=after)
 
     def cut(self, tick: int, members: list[int], envs: list[int]) -> None:
-        """Mark the step `tick` as the last known step of its episode, for some environments of some members.
+        """Mark the step `tick` as the end of what is known of its episode, for some environments of some members.
+
+        What came after this step was lost, so no later reward counts for it.
 
         The pair (`members[i]`, `envs[i]`) names one environment, by the index of the member and that of its
         environment.
@@ -154,22 +157,22 @@ class Rollout:
         self.after[members, tick, envs, self.layout.spaces.observations + 2] = 1.0
 
     def following(self, ticks: int) -> tuple[Tensor, ...]:
-        """Return the states after each of the first T = `ticks` ticks of P members in E environments each. The method
+        """Return the states after each of the first t = `ticks` ticks of P members in E environments each. The method
         `estimate` needs the values of these states.
 
-        The result is a tuple: the next observations of O numbers, `[P, T · E, O]`, the recurrent states of M numbers,
-        `[P, T · E, M]`, and for a team each agent's status `next_alive` `[P, T · E]`.
+        The result is a tuple. It has the next observations `[P, t · E, O]`, of O numbers, and the recurrent states
+        `[P, t · E, M]`, of M numbers. For a team it also has the agents' statuses after the step, `[P, t · E]`.
         """
         o, after = self.layout.spaces.observations, self.after[:, :ticks].flatten(1, 2)
         return after[..., :o], self.memory[:, 1 : ticks + 1].flatten(1, 2), *after[..., o + AFTER :].unbind(dim=-1)
 
     def estimate(self, ticks: int, next_value: Tensor, gamma: Tensor, lam: Tensor) -> None:
-        """Compute the advantages (GAE) and value targets of the first T = `ticks` ticks of P members in E environments
+        """Compute the advantages (GAE) and value targets of the first t = `ticks` ticks of P members in E environments
         each, and store them in `rows`.
 
         Args:
             ticks: the number of ticks.
-            next_value: `[P, T · E]`, the values of the states that the method `following` returns.
+            next_value: `[P, t · E]`, the values of the states that the method `following` returns.
             gamma: `[P]`, the discounts γ.
             lam: `[P]`, λ of GAE.
         """

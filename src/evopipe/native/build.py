@@ -69,9 +69,10 @@ def compiler() -> str | None:
 
 
 def serve(*tensors: Tensor) -> bool:
-    """Return whether kernels are selected and can read these tensors, which must be on the CPU.
+    """Return whether the C kernels are to compute with these tensors, instead of torch.
 
-    While `torch.compile` compiles, the result is False.
+    The result is True if the function `use` selected a library, all tensors are on the CPU, and `torch.compile` is not
+    compiling now.
     """
     return _chosen is not None and False not in [x.is_cpu for x in tensors] and not torch.compiler.is_compiling()
 

@@ -9,7 +9,7 @@ from evopipe.types import Tensor
 
 
 def kernel(kernels: Any) -> Any:
-    """Return the function that draws random numbers by the C kernels, for `rng.use`.
+    """Return a function that draws random numbers by the C kernels. Pass it to `rng.use`.
 
     The returned function takes (name, keys, salt, steps, found) and returns nothing. It fills `found` `[P, U, n]` with
     n numbers for each of the random keys `keys` `[P]` and each of the counters `steps` `[U]`. `name` is the C function,

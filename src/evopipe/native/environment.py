@@ -190,9 +190,9 @@ class States:
     def place(self, numbers: Any) -> bool:
         """Set the state of row 0 to that of a Gymnasium environment; return whether that was possible.
 
-        `numbers` is the environment's attribute `state` or `s`. The C function `place` of the environment sets the
-        state. The result is False if the environment does not define this function, or if `numbers` do not convert to
-        float64.
+        `numbers` is the attribute `state` or `s` of the Gymnasium environment. The function `place` of the environment
+        in C sets the state. The result is False if the environment in C does not define this function, or if `numbers`
+        do not convert to float64.
         """
         try:
             given = torch.tensor(numbers, dtype=torch.float64).reshape(-1)

@@ -87,7 +87,7 @@ def by_policy(
 def by_choice(
     choice: Choice, actions: int, observations: int, places: Tensor, of: Played, shown: Normalised | None = None
 ) -> Callable[[int], None] | None:
-    """Return a function that plays evaluation episodes greedily by the C kernels; None if the kernels cannot.
+    """Return a function that plays evaluation episodes greedily by the C kernels; None if the kernels cannot play them.
 
     The returned function takes one integer, the most steps that each environment takes before the function returns. It
     returns nothing, and updates the tensors in `of` in place. It must be called until no environment plays an episode
@@ -97,7 +97,7 @@ def by_choice(
         choice: the way in which members choose actions.
         actions: the number of discrete actions, or the width of a continuous action.
         observations: the width of an observation.
-        places: `[members]` int64, the indices of the playing members among the `P` members in `of`.
+        places: `[members]` int64, the members that play. Each is an index among the `P` members in `of`.
         of: the evaluation: its environments, its episodes, and the results so far.
         shown: the normalisation of observations; None for none.
     """

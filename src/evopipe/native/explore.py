@@ -11,9 +11,9 @@ from evopipe.types import Tensor
 
 
 def best_or_random(q: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor | None:
-    """Choose ε-greedy actions `[P, E]` int64 by the C kernels; return None if the kernels cannot, and torch chooses.
+    """Choose ε-greedy actions by the C kernels; return the actions `[P, E]` int64.
 
-    See `ops.policy.epsilon_greedy`.
+    The result is None if the kernels cannot do this; the caller then uses `ops.policy.epsilon_greedy`.
 
     Args:
         q: `[P, E, A]`, the values of A actions, for P members with E environments each.

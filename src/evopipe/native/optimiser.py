@@ -59,8 +59,9 @@ def _spans(index: Tensor) -> Tensor:
 
 
 def clip(net: Net, limit: Tensor, losses: Tensor, healthy: Tensor) -> None:
-    """Clip the gradient norm of every row of a network to the `limit` `[P]` of the row's member, in place, by the C
-    kernels.
+    """Clip the gradient norm of every row of a network, in place, by the C kernels.
+
+    `limit` `[P]` is the largest norm of a row, for each of P members. A member may have several rows.
 
     `healthy` `[P]` is set to False, in place, for members whose loss (`losses` `[P]`) or gradient norm is not finite.
     """
@@ -81,7 +82,7 @@ def adam(
     Args:
         net: the network.
         mean, square: `[P · K, N]`, the moments.
-        steps: `[P · K]`, the number of steps of each row.
+        steps: `[P · K]`, the number of steps that each row has taken before; updated in place.
         lr: `[P]`, the learning rates.
         active: `[P]` bool, the members that take the step.
         betas, eps: the constants β₁, β₂ and ε of Adam.

@@ -76,7 +76,7 @@ class Policy(NamedTuple):
 def described(cfg: Any, state: Any, team: Places | None) -> Policy | None:
     """Return the C struct of an on-policy algorithm's state; None if the kernels cannot compute the policy.
 
-    The struct is cached in the actor's structure.
+    The struct is cached in the `structure` of the actor network. It is made again if the state has other tensors.
 
     Args:
         cfg, state: the algorithm's configuration, equal for all members, and the members' state.
@@ -241,8 +241,8 @@ def value(
         obs: `[P, B, O]`, B observations of P members.
         memory: `[P, B, M]`, the recurrent state before each observation.
         team: the agents of a team; None for a single agent.
-        next_alive: `[P, B]`, each agent's status after the step, see `GONE`, `ACTS` and `CUT` in `evopipe.types`. It
-            is given if a team's values are to be value targets; else None.
+        next_alive: `[P, B]`, each agent's status after the step, see `GONE`, `ACTS` and `CUT` in `evopipe.types`. It is
+            needed only if value targets of a team are computed from the values; else None.
     """
     policy = described(cfg, state, team)
     if policy is None or not readable(policy, obs, memory):
@@ -345,7 +345,8 @@ def finish(
     P members act in E environments each. See `memory.rollout.Rollout.finish`.
 
     Args:
-        after: `[P, E, size]`, the part of the rollout into which the results of this step are written.
+        after: the part of `Rollout.after` into which the results of this step are written, `[P, E, O + 4]`, or for a
+            team `[P, E, O + 5]`. O is the width of an observation.
         expected: `[P, E]`, the predicted values of the states before the step, which the rollout holds already.
         next_obs, reward: `[P, E, O]` and `[P, E]`, the results of the step.
         next_alive: `[P, E]`, the status of each agent after the step, see `evopipe.types`; None except for teams.
@@ -363,7 +364,8 @@ def finish(
 
 
 def plain(*tensors: Tensor) -> bool:
-    """Return whether all tensors are float32 on the CPU, and the kernels may compute a whole update of them."""
+    """Return whether two conditions hold: all tensors are float32, and the C kernels may compute a whole update of them
+    (see `build.serve_wholly`)."""
     return build.serve_wholly(*tensors) and {x.dtype for x in tensors} == {torch.float32}
 
 

@@ -43,9 +43,9 @@ class Batches:
         rows: `[n, size]`, the rows (transitions) of all replay buffers, one buffer after the other.
         levels: the sum trees of priorities; empty for uniform sampling.
         draw: the stream of random numbers.
-        given: five tensors: the members' random keys `[P]`, their slots (places in the population) `[P]`, the indices
-            of the first rows of their buffers `[P]`, the weights `[P, B]` by which the losses of the B places of a
-            minibatch are multiplied (0 beyond a member's own batch size), and the members' discount factors γ `[P]`.
+        given: five tensors for P members: the random keys `[P]`, the slots (places in the population) `[P]`, the index
+            of the first row of each member's buffer `[P]`, the loss weights `[P, B]`, and the discount factors γ `[P]`.
+            A minibatch has B places. The weight of a place is 0 if the member's batch size is smaller.
     """
 
     def __init__(self, layout: Any, rows: Tensor, levels: Sequence[Tensor], draw: Stream, *given: Tensor) -> None:
@@ -103,13 +103,14 @@ class Batches:
         return all(a is b for a, b in zip(self.given, given, strict=True)) and at(rows) == at(self._rows)
 
     def draw(self, step: Tensor, size: Tensor, beta: Tensor) -> tuple[Batch, Tensor]:
-        """Draw a minibatch; return the minibatch, and the indices `[P, B]` of its rows in the replay buffers. See also
-        `Replay.batch`.
+        """Draw a minibatch of B rows for each of P members. See also `Replay.batch`.
+
+        Return the minibatch, and the indices `[P, B]` of its rows in the replay buffers.
 
         Args:
             step: `[1]`, the number of the step, on which the random numbers depend, see `Stream`.
             size: `[P]` int64, the number of rows in each member's buffer.
-            beta: `[]`, the exponent of importance sampling.
+            beta: a tensor of one number, the exponent of importance sampling; without effect in uniform sampling.
         """
         size = size.contiguous()
         now = header.of("sample_call")(at(step), at(size), float(beta) if self._tree else 0.0)
@@ -137,12 +138,12 @@ class Priority(NamedTuple):
     def of(
         self, slots: Tensor | None = None, index: Tensor | None = None, errors: Tensor | None = None
     ) -> tuple[Any, tuple[Any, ...]]:
-        """Return a pointer to the C struct by which kernels set priorities, and a tuple of the objects that must be
-        kept alive with it.
+        """Return a pointer to a C struct that describes the priorities, and a tuple of the objects that must be kept
+        alive as long as the pointer is used.
 
-        If the arguments are given, the kernels set the priorities of the buffer rows `index` `[P, B]` from the rows'
-        `errors` `[P, B]`, for the members in the `slots` `[P]` (places in the population). If they are None, the
-        struct only describes the sum trees, which hold the priorities.
+        With the arguments, the struct tells the kernels which priorities to set: those of the buffer rows `index`
+        `[P, B]`, from the rows' `errors` `[P, B]`, for the members in the `slots` `[P]` (places in the population). If
+        the arguments are None, the struct describes only the sum trees, which hold the priorities.
         """
         tree, kind, (members, n) = _Tree(self.levels), header.of("tree_call"), (0, 0) if index is None else index.shape
         fresh = torch.empty(n + 16)
@@ -175,18 +176,20 @@ def store(to: Tensor, rows: np.ndarray, keep: np.ndarray, position: np.ndarray, 
 
 
 def add_up(levels: Sequence[Tensor], slots: Tensor, index: Tensor) -> None:
-    """Recompute all sums in the trees of priorities that depend on some rows, by the C kernels.
+    """Update the sum trees after the priorities of n rows have changed: the C kernels recompute every sum that depends
+    on these rows.
 
     Args:
         levels: the levels of all members' sum trees, from the priorities of single rows upwards; changed in place.
-        slots, index: `[n]` each: the priority of row `index[i]` of the member in slot `slots[i]` has changed.
+        slots: `[n]`, for each of these rows the slot (place in the population) of its member.
+        index: `[n]`, for each of these rows its index.
     """
     slots, index = slots.contiguous(), index.contiguous()
     _of_tree("tree_add_up", _Tree(levels), n=len(index), slots=at(slots), index=at(index))
 
 
 def add_up_all(levels: Sequence[Tensor]) -> None:
-    """Recompute all sums in the trees of priorities of all members, in place, by the C kernels.
+    """Recompute all sums in the sum trees of all members. The C kernels change the trees in place.
 
     `levels` are the levels of all members' sum trees, from the priorities of single rows upwards.
     """
@@ -237,7 +240,8 @@ def update(
     """Set the priorities of rows from their errors, by the C kernels; see `Priorities.update`.
 
     Args:
-        levels: the levels of all members' sum trees, from the priorities of single rows upwards; changed in place.
+        levels: the sum trees of all members, in which every node is the sum of the nodes below it. There is one tensor
+            for each level, from the priorities of single rows upwards. They are changed in place.
         slots: `[P]` int64, the members' slots (places in the population).
         index: `[P, B]` int64, the indices of B rows for each of these P members.
         errors: `[P, B]`, the errors of these rows.

@@ -20,12 +20,13 @@ class Ticks(NamedTuple):
     """The arguments of `play`, by which `P` members take some ticks (environment steps). Each member acts in `E` of the
     `R` environments of a pool.
 
-    The kernels change the tensors in place, except `slots` and `keys`.
+    An observation has `O` numbers and a recurrent state `M`. The kernels change the tensors in place, except `slots`
+    and `keys`.
 
     Attributes:
         pool: the C struct of all environments, see `native.environment.States.packed`.
-        slots: `[P]` int64, each member's place in the population, which says which environments of the pool are its
-            own.
+        slots: `[P]` int64, each member's place in the population. It says which environments of the pool the member
+            acts in.
         keys: `[P]` int64, the members' random keys.
         first: the number of the first tick, the counter of random draws.
         many: the number of ticks.
@@ -33,8 +34,8 @@ class Ticks(NamedTuple):
             member that it belongs to, its index among that member's environments, and the number of episodes begun in
             it.
         rows: `[P, many, E, …]`, the steps of a rollout, see `memory.rollout`.
-        after: `[P, many, E, O + 4]`, the results of the steps.
-        memory: `[P, many + 1, E, M]`, the recurrent states before each step.
+        after: `[P, many, E, O + 4]`, the results of the steps, see `memory.rollout`.
+        memory: `[P, many + 1, E, M]`, the recurrent states before each step and after the last one.
         remembered: `[P, E, M]`, the recurrent state before the first tick, and afterwards that after the last.
         returns: four tensors; None if they are not needed. The first, `[R]`, has the returns of running episodes. The
             others have one entry for each slot (place in the population): the sum of the returns of ended episodes, the

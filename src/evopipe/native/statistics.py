@@ -32,15 +32,15 @@ class Normalising(NamedTuple):
     """What the C kernels need to normalise the observations and rewards of `P` members during play.
 
     Attributes:
-        seen: the statistics of observations; None if observations are not normalised.
-        paid: the statistics of discounted returns, in one column. Rewards are scaled by them. None if rewards are not
-            normalised.
+        seen: the running statistics of observations; None if observations are not normalised.
+        paid: the running statistics of discounted returns, which are a single column. Rewards are scaled by these
+            statistics. None if rewards are not normalised.
         columns: `[N]` int64, the indices of the N normalised columns of an observation; None if observations are not
             normalised.
-        limit: `[P]` float32, the largest size to which a normalised number is clipped.
+        limit: `[P]` float32, the largest absolute value of a normalised number; larger ones are clipped to it.
         healthy: `[P]` bool, True for the members whose statistics change.
-        returns: `[slots, E]` float64, the discounted return of the running episode in each of the E environments of
-            every slot.
+        returns: `[slots, E]` float64, the discounted return of the running episode in each of E environments, for every
+            slot (place in the population), not for the P members only.
         gamma: `[P]` float32, the discounts.
     """
 

@@ -104,14 +104,15 @@ class Updates:
     """Callable that makes all due updates of P members from a replay buffer by one call of the C kernels.
 
     The object is called with (step, turn, updates, beta, filled) and returns nothing. `step` is the counter of the
-    first random draw. `turn` is the place of the first update in its period, counted from 0, and `updates` the number
-    of updates. `beta` is the exponent of importance sampling. `filled` is the memory address of an array, which holds
-    the number of rows in each buffer.
+    first random draw. `updates` is the number of updates to make. Updates are counted in periods, see the argument
+    `period`; `turn` is the place of the first update in its period, from 0. `beta` is the exponent of importance
+    sampling. `filled` is the memory address of an array, which holds the number of rows in each buffer.
 
     Args:
         how: the recipe of one update.
         batches: the sampler of minibatches.
-        period: the number of updates in a period. The actor learns in only one of them, at the place `how.turn`.
+        period: the number of updates in a period. In each period the actor learns once, in the update whose place in
+            the period is `how.turn`.
         keys: `[P]`, the members' random keys.
         healthy: `[P]` bool, False for members that have diverged; changed in place.
         losses: `[P]`, the members' last losses; changed in place.
@@ -190,8 +191,10 @@ class Appender:
         self._pointer = kind.pointer(self.packed)
 
     def append(self) -> None:
-        """Append the transitions that are now in the attribute `rows`; only those for which the attribute `keep` is
-        True."""
+        """Append the transitions that the tensor `rows` holds now, if `keep` is True for them.
+
+        `rows` and `keep` are the tensors that the constructor got.
+        """
         build.kernels().tick_remember(self._pointer)
 
 

@@ -58,9 +58,10 @@ class Job(NamedTuple):
     """A packed C struct that describes the updates of some learners.
 
     Attributes:
-        place: the memory address of the critic's parameters. If they have moved, the struct is made anew.
-        given: the learners and arguments from which the struct was made. With other ones, it is made anew (see the
-            function `known`).
+        place: the memory address of the critic's parameters when the struct was made. If the parameters are at another
+            address later, a new struct is made.
+        given: the learners and arguments from which the struct was made. For other learners or arguments, a new struct
+            is made (see the function `known`).
         pointer: a pointer to the struct.
         held: the tensors that the struct points to, which must be kept alive.
     """
@@ -81,9 +82,10 @@ class Recipe(NamedTuple):
         job: the C struct that holds the addresses of their arrays.
         noise: the number of normal random numbers that each transition of a minibatch needs to draw the next action.
         scale: `[P]`, each member's standard deviation of these random numbers; None if it is 1.
-        own_noise: whether as many random numbers are drawn again, for the actions in the actor's own update.
-        turn: which update of a period the actor learns in, counted from 0. A period has `policy_delay` updates (1 for
-            algorithms without this setting).
+        own_noise: whether the actor's update needs actions of its own, for which the same number of random numbers is
+            drawn once more.
+        turn: the update of a period in which the actor learns, counted from 0. A period has `policy_delay` updates, or
+            1 if the algorithm has no such hyper-parameter.
     """
 
     name: str
@@ -218,8 +220,8 @@ def learn(
         job: the C struct that holds the addresses of their arrays.
         batch: the minibatch.
         healthy: `[P]` bool, the members that learn.
-        noise, own_noise: `[P, n]`, the random numbers for next actions and for the actor's own actions; None if the
-            kernel needs none.
+        noise: `[P, n]`, the n random numbers of each member for its next actions; None if the kernel needs none.
+        own_noise: `[P, n]`, the same for the actor's actions in the minibatch's observations.
         actor_learns: whether the actor is updated too.
         draw: the stream from which the kernel itself draws random numbers; None if it draws none.
     """
@@ -249,8 +251,8 @@ def take(how: Recipe | None, batch: Batch, healthy: Tensor, draw: Stream, turn: 
         batch: the minibatch.
         healthy: `[P]` bool, the members that learn.
         draw: the stream of random numbers.
-        turn: the number of this update, from 0, within its period of `policy_delay` updates. The actor learns only if
-            this number equals `how.turn`, see `Recipe`.
+        turn: the number of this update within its period, from 0. A period has `policy_delay` updates, see `Recipe`.
+            The actor learns only in the update whose number is `how.turn`.
     """
     if how is None:
         return None

@@ -151,7 +151,8 @@ class Importance(NamedTuple):
 
     Attributes:
         weight: `[P, B, T]`, the weights of T tokens in B sequences of P members; 0 outside the mask.
-        bounded: `[P]`, the share of the tokens whose ratio lay outside the bounds.
+        bounded: `[P]`, the share of the tokens whose ratio lay outside [`low`, `high`]. See `importance` for the ratio
+            and these bounds.
     """
 
     weight: Tensor
@@ -469,8 +470,9 @@ def games(ids: Tensor, real: Tensor, acts: Tensor, reward: Tensor, done: Tensor)
     """Convert games, stored as sequences of L tokens, to the player's decisions and what each of them led to.
 
     The results but `ids` are `[…, L − 1]`. Column j is the state after token j, and token j + 1 is the action in it.
-    The results say for each state whether the player wrote that action, and what happened until the player wrote again:
-    the reward, the column of the state in which the player did so, and whether the game was over by then.
+    The results say for each state whether the player wrote that action. They also say what happened until the player
+    wrote the next token: the sum of the rewards, the column of the state in which the player wrote it (that of the last
+    token if the player wrote no more), and whether the game ended before.
 
     Args:
         ids: `[…, L]` int64, the tokens.

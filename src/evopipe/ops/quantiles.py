@@ -18,8 +18,9 @@ def midpoints(quantiles: int, like: Tensor) -> Tensor:
 
 
 def quantile_huber_loss(theta: Tensor, target: Tensor) -> Tensor:
-    """Return the quantile Huber loss with κ = 1 of N quantiles θ (`theta`) `[…, N]` against M target samples `[…, M]`:
-    `[…]`.
+    """Return the quantile Huber loss `[…]` with κ = 1, of N quantiles against M target samples.
+
+    The quantiles θ are `theta` `[…, N]`, and the samples are `target` `[…, M]`.
 
     Dabney et al., 2018, eq. 9 and 10 and algorithm 1: Σᵢ (1/M) Σⱼ |τᵢ − 1(uᵢⱼ < 0)| L(uᵢⱼ). Here uᵢⱼ = target_j − θᵢ, L
     is the Huber loss, and the τᵢ are the N fractions of `midpoints`. The loss is a sum over quantiles and a mean over

@@ -45,7 +45,7 @@ class RunParams(Schema):
 
     @classmethod
     def known(cls) -> tuple[str, ...]:
-        """Return the names of the algorithms that can train members of the kind `PROBLEM`."""
+        """Return the names of the algorithms that can train this class's kind of members (the attribute `PROBLEM`)."""
         return registry.names(cls.PROBLEM)
 
     @classmethod
@@ -79,8 +79,8 @@ class RunParams(Schema):
                 schema, as (key, sentence) pairs. `chosen` is True for the block of the algorithm `train.algo`.
 
         Raises:
-            ValidationError: a block cannot be used. Or the validation asks for a complete file, and the block of the
-                chosen algorithm is missing.
+            ValidationError: a block cannot be used, or the block of the chosen algorithm is missing in a file that must
+                be complete.
         """
         chosen = info.data["train"].algo if "train" in info.data else None
         parsed: dict[str, Any] = {}
@@ -158,11 +158,11 @@ class RunParams(Schema):
         return [registry.plugin(own.train.algo), *kinds, searchers.plugin(own.search.strategy)]
 
     def outside(self) -> tuple[list[str], list[Path]]:
-        """Return the code in other packages on which results depend: a list of texts and a list of source files, both
-        for `storage.keys.content_key`.
+        """Return the code outside evopipe on which results depend: a list of texts and a list of source files, both for
+        `storage.keys.content_key`.
 
-        The texts are the entry points with their packages' versions, then the names of all source files. Trackers are
-        left out, because they change no result.
+        The list of texts has one text for each entry point, which also tells the version of its package, and then the
+        names of all source files. Trackers are left out, because they change no result.
         """
         points = [point for point in self.points() if point is not None]
         own: Any = self

@@ -20,7 +20,8 @@ class LanguageParams(RunParams):
     """The content of a `params.yaml` for a population of language models.
 
     Attributes:
-        PROBLEM, ELSEWHERE: the kind of members, and the middle of an error message; see `RunParams`.
+        PROBLEM: the kind of members, see `RunParams`.
+        ELSEWHERE: a part of the error message for an algorithm that trains other members, see `RunParams`.
         OF_OTHERS: names of blocks that only other kinds of runs have. The value is the error message if such a block is
             in this file.
     """

@@ -49,8 +49,8 @@ class Policy:
     Attributes:
         action_space: the environment's action space, which converts the algorithm's actions to the environment's.
         observation_space: the environment's observation space, which converts observations to flat rows of numbers.
-        memory: the number of recurrent state values that the policy carries from step to step; 0 unless it is
-            recurrent.
+        memory: the number of recurrent state values that the policy carries from step to step; 0 if the networks
+            are not recurrent.
         team: None, because the policy is for one agent.
 
     Examples:
@@ -93,9 +93,10 @@ class Policy:
             seed: the seed of exploration.
 
         Returns:
-            int64 `[]` or `[B]`; `[*shape]` or `[B, *shape]` for multi-discrete and multi-binary actions. Continuous
-            actions are float32 of that shape, within the environment's bounds. The type is that of `obs`: for one NumPy
-            observation a NumPy scalar or array, ready for `env.step`.
+            Discrete actions are int64 `[]`, or `[B]` for a batch. Multi-discrete and multi-binary actions are int64
+            `[*shape]` or `[B, *shape]`, with the shape of the action space. Continuous actions have that shape too;
+            they are float32, within the environment's bounds. The result is NumPy or torch, as `obs` is. For one NumPy
+            observation it is a NumPy scalar or array, ready for `env.step`.
 
         Raises:
             UsageError: a shape does not fit, no action is legal, a value is NaN, or the policy is recurrent (use
@@ -415,13 +416,14 @@ class Policy:
 
 
 def unlike(has: str, wanted: str) -> str | None:
-    """Compare two descriptions of an environment; return why a policy cannot act there, None if they are equal.
+    """Compare an environment with what a policy needs. Return why the policy cannot act in it; None if it can.
 
-    The reason is a phrase that can follow the environment's name in a sentence.
+    The policy can act if both descriptions are equal. The reason is a phrase that can follow the environment's name in
+    a sentence.
 
     Args:
-        has: a phrase that describes the environment, such as `4 observations and 2 discrete actions`.
-        wanted: a phrase of the same form that describes what the policy needs.
+        has: a description of the environment, such as `4 observations and 2 discrete actions`.
+        wanted: a description in the same form of what the policy needs.
     """
     if has == wanted:
         return None
@@ -471,12 +473,10 @@ def hold_bounds(module: torch.nn.Module, space: ActionSpace) -> None:
 
 
 def own_actions(module: Any, space: ActionSpace, actions: torch.Tensor) -> torch.Tensor:
-    """Convert a policy's actions to values of the environment's action space, by operators that `torch.export` can
-    trace.
+    """Convert a policy's actions to values of the environment's action space.
 
-    The result equals that of the method `ActionSpace.own`.
-
-    Continuous actions are scaled from [−1, 1] to the bounds; discrete actions are shifted by the space's first value.
+    Continuous actions are scaled from [−1, 1] to the bounds. Discrete actions are shifted by the space's first value.
+    The result equals that of the method `ActionSpace.own`, but `torch.export` can trace this function.
 
     Args:
         module: a module with the bounds or first values of the space as buffers, which `hold_bounds` registered.
@@ -494,7 +494,8 @@ def own_actions(module: Any, space: ActionSpace, actions: torch.Tensor) -> torch
 
 
 def online_networks(algo: Algorithm, widths: Mapping[str, Widths]) -> dict[str, str]:
-    """Return the networks of an algorithm that gradients train, as a dict: network → its name in `Member.tensors`.
+    """Return a dict of the networks that gradients train: the keys are the networks' names in `widths`, the values are
+    their names in `Member.tensors`.
 
     Target networks are left out. `widths` holds the input and output width of every network by name.
     """
@@ -534,8 +535,10 @@ def rows_for_acting(algo: Algorithm, tensors: Mapping[str, torch.Tensor]) -> dic
 def for_acting(algo: Algorithm, member: Member, widths: Mapping[str, Widths]) -> Member:
     """Return a copy of a member with zeros in place of all tensors that a policy does not need.
 
-    The copy keeps the networks that gradients train, as far as the member has them, and the tensors that
-    `rows_for_acting` names. `widths` holds the input and output width of every network of the algorithm by name.
+    The copy keeps the networks that gradients train, except those that the member does not have. It also keeps the
+    tensors that `rows_for_acting` names.
+
+    `widths` holds the input and output width of every network of the algorithm by name.
     """
     online, tensors = {*online_networks(algo, widths).values()}, rows_for_acting(algo, member.tensors)
     for name, (kind, network) in tensor_kinds(algo.State, widths).items():

@@ -101,7 +101,7 @@ def evaluate(
         UsageError: the policy is a language model's, `episodes` is below 1, or the environment is not trusted.
         ParamsError: the environment is unknown or its package is not installed.
         DataError: the policy does not fit the environment.
-        EnvironmentFailed: the environment raised.
+        EnvironmentFailed: the environment raised an exception.
 
     Examples:
         >>> import evopipe
@@ -137,8 +137,8 @@ def play(policy: Actor, seed: int = 0, max_steps: int | None = None, trust: bool
         UsageError: the policy's environment is not trusted.
         ParamsError: the environment is unknown or its package is not installed.
         DataError: the policy does not fit the environment.
-        EnvironmentFailed: the environment raised, has no render mode `rgb_array`, or its images are not `[H, W, 3]`
-            uint8.
+        EnvironmentFailed: the environment raised an exception, has no render mode `rgb_array`, or its images are not
+            `[H, W, 3]` uint8.
     """
     cfg = environment_of(policy, trust=trust)
     with _without_display(), _opened(cfg, policy, "rgb_array") as env:
@@ -202,17 +202,18 @@ def watch(
 def environment_of(
     policy: Actor, env_id: str | None = None, kwargs: Mapping[str, Any] | None = None, trust: bool = False
 ) -> EnvConfig:
-    """Return the configuration of the environment in which to play a policy: its own, or another one.
+    """Return the configuration of the environment in which to play a policy: that of its training, or another one.
 
     Args:
         policy: the policy.
         env_id: another environment; None for the one in which the policy was trained.
-        kwargs: other constructor arguments of the environment; None for those in training.
-        trust: whether code may run that only the policy's folder names: the module of a `module:EnvId`, or a C file.
+        kwargs: arguments of the environment's constructor that replace the configured ones; None to keep those.
+        trust: whether code may run that is named by the policy's folder and not by the caller: the module of an id
+            `module:EnvId` or of a wrapper, or a C file.
 
     Raises:
         DataError: the policy does not name its environment.
-        UsageError: `env_id` or `kwargs` cannot be used, or the policy's own environment is not trusted.
+        UsageError: `env_id` or `kwargs` cannot be used, or the environment of the training needs `trust`.
     """
     about = policy.about.get("env")
     try:

@@ -217,7 +217,8 @@ def trained(path: str | Path, member: int | None = None, trust: bool = False) ->
 
 
 def of_member(member: Member, described: Mapping[str, Any]) -> Policy | TeamPolicy:
-    """Return a policy of a member that may still be in training, with all its networks.
+    """Return a policy of a member, which may still be in training. The policy has all networks of the member that
+    gradients train, also those that acting does not need.
 
     Args:
         member: the member.

@@ -41,8 +41,8 @@ class TeamPolicy:
     Attributes:
         team: the agents' observation and action spaces.
         agents: the agents' ids, as in the environment.
-        memory: the number of recurrent state values that each agent carries from step to step; 0 unless it is
-            recurrent.
+        memory: the number of recurrent state values that each agent carries from step to step; 0 if the networks
+            are not recurrent.
     """
 
     observation_space: None = None  # each agent has its own
@@ -250,8 +250,8 @@ class TeamPolicy:
 
         `place` is the agent's index in `agents`.
 
-        If the policy is recurrent, the module maps (obs, memory `[B, memory]`) to (actions, new memory); memory, the
-        recurrent state, is zeros at first.
+        If the policy is recurrent, the module maps (observations, state) to (actions, new state). The recurrent state
+        is `[B, M]`, and zeros at first. The attribute `memory` is M.
         """
         made = _Agent(self, place)
         own = self.team.observations[place].size

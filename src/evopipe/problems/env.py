@@ -135,7 +135,7 @@ def begin(
         members: the initial members.
         warm: the dataset, as transitions: the only data of an offline run, else the first content of the replay
             buffers.
-        births: the mutation that made each member; None if there were none.
+        births: the mutation that made each member; None if no mutation made them.
         workers: worker processes that step the environments; None steps them in this process.
         learners: the number of processes that may compute updates, including this one.
         collect_rollouts: a function (regime, ticks) that collects each rollout; `regime` is the training loop, see

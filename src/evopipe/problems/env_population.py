@@ -15,8 +15,9 @@ _REMEDY = "population.start names a copy of models/trained of a run with the sam
 
 
 def begun(params: Params) -> tuple[EnvSpec, list[Member], list[Mutation], str]:
-    """Return a run's configuration, its initial members, the mutation that made each, and the name of the members'
-    activation function, for the message of the stage.
+    """Return a run's configuration, its initial members, the mutation that made each member, and a text.
+
+    The text is the name of the members' activation function. The stage `population` prints it in its message.
 
     With `population.start` the members are those of an earlier run, so that an offline run can continue online.
     """

@@ -116,9 +116,8 @@ def settled(cfg: LanguageConfig, source: str) -> LanguageConfig:
 def base_of(cfg: LanguageConfig, seed: int, device: torch.device | None = None) -> Base:
     """Load and return the base model that the block `language` (`cfg`) names.
 
-    `seed` draws the weights of a `tiny` model.
-
-    Small GPTs have no base model; the result then has no weights, and holds only the tokens of the task's games.
+    `seed` is the seed of the random weights with `language.model: tiny`. With `language.model: gpt`, members are small
+    GPTs and have no base model. The result then has no weights, and holds only the tokens of the task's games.
 
     Raises:
         ParamsError: members are small GPTs, but the task has no games.

@@ -24,8 +24,9 @@ from evopipe.types import Tensor
 
 
 def begun(params: LanguageParams) -> tuple[TextSpec, list[Member], list[Mutation], str]:
-    """Return a run's configuration, its initial members, the mutation that made each, and a text with the name of the
-    base model, for the message of the stage.
+    """Return a run's configuration, its initial members, the mutation that made each member, and a text.
+
+    The text has the name of the base model. The stage `population` prints it in its message.
 
     With `population.start` the members continue from those of an earlier run, from an adapter in PEFT's format, or from
     an exported player of games.

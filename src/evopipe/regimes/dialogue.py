@@ -44,11 +44,11 @@ class Completer:
     Attributes:
         spec: the run's configuration.
         corpus: the dataset, as tokens.
-        judge: a function of n rows of the dataset and their completions as texts. It returns the rewards `[n]`, and how
-            many of these could not be computed and are 0.
+        judge: a function of n rows of the dataset and their completions as texts. It returns the rewards `[n]`, and the
+            number of failures. A reward that could not be computed is a failure, and counts as 0.
         engine: the vLLM engine that generates; None if torch does.
-        truth: if a reward model is the `judge`, a function like `judge` that computes the task's own score, which is
-            only reported; else None.
+        truth: a function like `judge` that computes the task's own score, which is only reported. None if `judge` is
+            not a reward model.
     """
 
     spec: TextSpec
@@ -208,8 +208,10 @@ class Dialogue:
         """Do nothing, because this regime stores nothing per member that a child could inherit."""
 
     def ended(self) -> np.ndarray:
-        """Return NaN for each of the P slots (places in the population), `[P]`, because there are no episodes of an
-        environment."""
+        """Return the mean training return of each of the P slots (places in the population), `[P]`.
+
+        All are NaN, because there are no episodes of an environment.
+        """
         return np.full(self.clock.members, np.nan)
 
     def renew(self, slots: Sequence[int]) -> None:
@@ -304,8 +306,11 @@ class Dialogue:
         self._probe.note(cohort, of_round(text.reward, group, every))
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """Score the members of `cohorts` by their completions of prompts of the validation split, which `seeds` select.
-        `stopped` is a function that returns whether to stop."""
+        """Score the members of `cohorts` by their completions of prompts.
+
+        Each of the `seeds` selects a prompt of the validation split. `stopped` is a function that returns whether to
+        stop.
+        """
         rows = self.completer.corpus.splits["validation"]
         return self.completer.evaluate(cohorts, rows[held_out(seeds, len(rows))], stopped)
 
@@ -380,8 +385,9 @@ def of_round(reward: Tensor, group: int, every: Mapping[str, Tensor]) -> dict[st
     Args:
         reward: `[P, R]`, the rewards of P members' R completions each.
         group: the number of adjacent completions of one prompt.
-        every: the round's means that are known already, by name, `[P]` each: `reward`, `length`, `entropy`, `kl`, and
-            `cut` or `ended`.
+        every: the means over the round's completions that are known already, by name, `[P]` each. The names are
+            `reward`, `length`, `entropy`, `kl`, and one of `cut` and `ended`, the shares of completions that were cut
+            off and that were not.
     """
     apart = reward.double().unflatten(1, (-1, group)).std(dim=2, correction=0)  # [P, groups]
     found = {

@@ -153,7 +153,8 @@ class ReplayLearning:
         """Return for each cohort (group of members that train as one batch) an object that makes the cohort's updates
         by the C kernels.
 
-        The result is None if the kernels cannot make the updates of every cohort, or learner processes make some.
+        The result is None if the kernels cannot make the updates of every cohort. It is also None if learner processes
+        make some of the updates.
         """
         kernels = build.chosen()
         if not self._bound or kernels is not self._by:
@@ -167,12 +168,12 @@ class ReplayLearning:
     def inherit(self, parents: Sequence[int] | None) -> None:
         """Set the priorities of new members, if sampling uses priorities.
 
-        A child gets a copy of its parent's priorities if both share a replay buffer. All priorities of other new
-        members become equal, because those of a member with another buffer would not fit.
+        A child gets a copy of its parent's priorities if both share a replay buffer. Any other new member gets equal
+        priorities for all rows: it has no parent, or its parent's priorities are those of another buffer's rows.
 
         Args:
-            parents: `[P]`, for each of the P new members the slot of its parent, −1 for a new trial; None if all
-                members were replaced after they diverged.
+            parents: `[P]`, for each of the P new members the slot (place in the population) of its parent; −1 for a
+                member that begins a new trial, without a parent. None if all members were replaced after they diverged.
         """
         trees, each = self.replay.priorities, self._members // self.replay.memories
         if trees is None:
@@ -202,10 +203,10 @@ class ReplayLearning:
                     yield _of_share(self._spec, self.replay, Share(i, row, row + 1), own, tick, numbers)
 
     def probe(self, probe: Probe) -> None:
-        """Record the training metrics of each cohort whose metrics are due after this tick (see `Probe.due`).
+        """Record training metrics with `probe`, for each cohort whose metrics are due now (see `Probe.due`).
 
-        A cohort is a group of members that are computed as one batch. The age of the sampled transitions is recorded
-        too, unless training is offline. The argument `probe` records the metrics.
+        The method is called after each tick (training step). A cohort is a group of members that are computed as one
+        batch. Unless training is offline, the age of the sampled transitions is one of the metrics.
         """
         clock, replay, spec = self._clock, self.replay, self._spec
         for cohort in self._cohorts:
@@ -233,8 +234,8 @@ class ReplayLearning:
     def ahead(self, probe: Probe) -> int:
         """Return after how many ticks from now metrics are recorded next; 1 means after the next tick.
 
-        The first cohort (group of members computed as one batch) whose metrics are recorded counts. `probe` is the
-        recorder of metrics.
+        Each cohort (group of members computed as one batch) has a time of its own; the result is the earliest of these
+        times. `probe` is the recorder of metrics.
         """
         here, ticks = self._clock.here, self._clock.generation_ticks
         return min(probe.ahead(self._paced(cohort), here, ticks) for cohort in self._cohorts)

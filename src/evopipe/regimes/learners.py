@@ -33,7 +33,7 @@ _MOST = 16  # processes that `auto` uses at most
 def learner_count(asked: int | Literal["auto"], threads: int, environments_first: bool = False) -> int:
     """Return how many learner processes may make updates at most, including this process.
 
-    If the C kernels make the updates, this is the number of their threads instead.
+    If the C kernels make the updates, the result is the largest number of their threads instead.
 
     Args:
         asked: the parameter `runtime.learners`: a number, or `auto`, which depends on the cores of the machine.
@@ -113,10 +113,10 @@ class LearnerPool:
     Args:
         spec: the run's configuration.
         processes: the most learners to use, see `learner_count`.
-        ready: a function (share, rows, tick, work) that returns another function, without arguments. That function
-            makes the updates of the share, in place. `rows` are the members of the share as a cohort, and `tick` is the
-            number of the training step. `work` is a list of numbers that says what the share's whole cohort has to do.
-            Only the regime (training loop) knows what the numbers mean; the first is 0 if there is nothing to do.
+        ready: a function (share, rows, tick, work). It returns a second function, without arguments, which makes the
+            updates of the share in place. `rows` are the members of the share as a cohort, and `tick` is the number of
+            the training step. `work` is a list of numbers for the whole cohort that the share is part of. Only the
+            regime (training loop) knows their meaning, except that the first is 0 if there is nothing to do.
         compiled: whether C kernels make the updates; then threads of this process are used instead of processes.
     """
 
@@ -184,8 +184,8 @@ class LearnerPool:
         Args:
             tick: the number of the tick.
             due: for each cohort (group of members computed as one batch) a list of numbers that says what it has to do.
-                The first number is 0 if there is nothing to do. The lists are passed to `ready`, an argument of
-                `LearnerPool`.
+                The first number is 0 if there is nothing to do. Only the regime (training loop) knows what the others
+                mean: they are passed on to its function `ready`, see `LearnerPool`.
 
         Raises:
             ResourceError: a learner died.

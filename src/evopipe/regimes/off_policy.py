@@ -147,7 +147,8 @@ class OffPolicy:
             self._fill(slots)
 
     def reopen(self, kwargs: Mapping[str, Any]) -> None:
-        """Make the environments anew with these keyword arguments, as a curriculum asks. The replay buffer stays."""
+        """Make the environments anew with these keyword arguments, which the user's curriculum chose
+        (`train.curriculum`). The replay buffer stays."""
         assert isinstance(self.world, World)
         self.whole = False
         self.world.reopen(kwargs)
@@ -307,8 +308,8 @@ class OffPolicy:
 def byte_images(pool: Any, data: Transitions | None = None) -> list[Image]:
     """Return the images of an observation that can be stored as bytes without loss; none for a team.
 
-    An image can be stored as bytes if every pixel is k / 255 for a whole number k, as in images of bytes from 0 to 255,
-    and of bools.
+    An image can be stored as bytes if every pixel is k / 255 for a whole number k from 0 to 255. This holds for images
+    of uint8 with the bounds 0 and 255 (or 0 and 1), and for images of bools.
 
     Args:
         pool: the environments, whose observation space says which images have such pixels.

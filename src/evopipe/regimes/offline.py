@@ -28,8 +28,8 @@ _PART = 1 << 24  # bytes of rows that are packed at once
 class Offline:
     """The regime (see `Regime`) of offline algorithms: all members learn from one dataset.
 
-    Members take no environment steps. Wherever steps of a member are counted, a step is one opportunity to learn
-    instead. `setup` holds the configuration, clock, random keys, dataset and helper processes of the run, see `Setup`.
+    Members take no environment steps. A step, where steps are counted or limited, means here one opportunity to make an
+    update. `setup` holds the configuration, clock, random keys, dataset and helper processes of the run, see `Setup`.
     The attribute `remarks` is empty, because there are no warnings for the user.
 
     Raises:

@@ -131,7 +131,8 @@ class OnPolicy:
         self.returns[list(slots)] = 0.0
 
     def reopen(self, kwargs: Mapping[str, Any]) -> None:
-        """Make the environments anew with these keyword arguments, as a curriculum asks."""
+        """Make the environments anew with these keyword arguments, which the user's curriculum chose
+        (`train.curriculum`)."""
         assert isinstance(self.world, World)
         self.whole = False
         self.world.reopen(kwargs)
@@ -312,7 +313,7 @@ class OnPolicy:
         """Sample an action for every environment, `[P · E, …]`, from the present observations of P members in E
         environments each.
 
-        Further calls return the same actions until `record` is called.
+        Further calls return the same actions until this object's method `record` is called.
         """
         if self.world.pending is not None:
             return self.world.pending

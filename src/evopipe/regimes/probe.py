@@ -46,8 +46,8 @@ class Probe:
         spec: the run's configuration.
         clock: the run's clock.
         offline: whether members learn from a dataset alone.
-        sparse: whether some generations have no extra update if generations have few updates. This is for environments
-            that are tensors, because their generations are short.
+        sparse: True if not every generation needs an extra update. Some generations are then left out, provided that
+            a generation has few updates. This is for environments that are tensors, whose generations are short.
 
     Attributes:
         diagnostics: the metrics that were recorded in the present generation.

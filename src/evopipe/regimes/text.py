@@ -52,10 +52,10 @@ class References:
                 self._held[row] = list(told[:, i].cpu())
 
     def of(self, index: Rows, text: Text) -> Tensor:
-        """Return the base model's log-probabilities of the T tokens in each row of `text`, `[1, rows, T]`.
+        """Return the base model's log-probabilities of the tokens in `text`, `[1, R, T]` for R rows of T tokens.
 
-        `index` are the numbers of the dataset's rows that `text` holds. If the dataset has pairs of completions, `text`
-        has two rows for each number in `index`.
+        `index` has the indices of the dataset's rows from which `text` was made. If the dataset has pairs of
+        completions, `text` has two rows for each index.
         """
         width = text.mask.shape[-1]
         found = torch.zeros(text.mask.shape[1:])

@@ -50,7 +50,7 @@ def of_batch(spec: Any, state: Any, hyper: Hyper, batch: Any, draw: Stream, offl
 
 
 def of_each(batch: Batch) -> Tensor:
-    """Return the weight of each transition in the loss and in means: `[P, B]` for B transitions of P members.
+    """Return the weight of each transition in the loss and in metrics: `[P, B]` for B transitions of P members.
 
     For a team of K agents, the result is `[P, B, K]`: each agent has a weight of its own, which is 0 if the agent does
     not learn from the transition.

@@ -80,8 +80,10 @@ class Facts:
         return self.generations[-max(2, len(self.generations) // 3) :]
 
     def each(self, name: str, generations: Sequence[int] | None = None) -> list[float]:
-        """Return the finite values of one signal, of all members in the given generations; of all generations if
-        None."""
+        """Return the finite values of the signal `name`, of all members in the given generations.
+
+        If `generations` is None, these are all generations.
+        """
         found = (own.get(name, math.nan) for key, own in self.signals.items() if _within(key, generations))
         return [x for x in found if math.isfinite(x)]
 

@@ -90,8 +90,10 @@ def _limits(values: Sequence[float]) -> tuple[float, float]:
 
 
 def fitness(run: FinishedRun, width: int, label: Markup) -> Markup:
-    """Draw fitness over environment steps: every member joined to its parent, the elite's line, the best score, the
-    target."""
+    """Draw fitness over environment steps.
+
+    A line joins every member to its parent. The elite's ancestors, the best score and the target have lines too.
+    """
     wide, few, steps, target = width > _DESK, run.slots <= 8, run.env_steps, run.summary.target
     margins = (52, 84 if wide else 16, 28, 44)
     plot = Plot(f"fitness.{width}", width, 410 if wide else 310, margins, "mean return")

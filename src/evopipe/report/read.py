@@ -311,8 +311,8 @@ class FinishedRun:
 
     @cached_property
     def slots(self) -> int:
-        """The number of slots (places in the population) that the report shows: all up to the last in which a member
-        was scored."""
+        """The number of slots (places in the population) that the report shows. The last one shown is the last in which
+        a member was scored."""
         return 1 + max((slot for _, slot in self.nodes), default=0)
 
     @cached_property

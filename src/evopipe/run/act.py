@@ -27,19 +27,20 @@ def act(
     """Choose every member's actions with exploration. The result is `[P · E]` int64, or `[P · E, A]` float32 if actions
     are continuous.
 
-    P counts the members, E the environments of each, O the numbers of an observation, and A the discrete actions or the
-    numbers of a continuous one. For a team, every array has an axis `K` (agents) after the first. A diverged member's
-    environments continue with random legal actions, because its network's outputs mean nothing.
+    There are P members with E environments each. An observation has O numbers. A is the number of discrete actions, or
+    of the numbers in a continuous one. For a team, every array has an axis `K` (agents) after the first. A diverged
+    member's environments continue with random legal actions, because its network's outputs mean nothing.
 
     Args:
         spec: the run's configuration.
         cohorts: the members, in groups whose networks are computed as one batch.
-        obs: `[P · E, O]` float32, rows in the order of slots.
+        obs: `[P · E, O]` float32, the observations, sorted by the members' slots (places in the population).
         legal: `[P · E, A]` bool, whether each action is legal.
         epsilon: the exploration rate.
         tick: the number of this step; together with the members' keys it fixes the random draws.
-        places: for each cohort the indices of its members in the list of all P members, ordered by slot; `EVERYONE` if
-            there is one cohort with all members in this order; None if these indices are the slots.
+        places: for each cohort the indices of its members in the list of all P members, which is ordered by slot.
+            `EVERYONE` if there is one cohort with all members in this order. None if each member's index is equal to
+            its slot (place in the population).
     """
     obs, legal = _by_member(cohorts, obs), _by_member(cohorts, legal)
     places = [cohort.slots for cohort in cohorts] if places is None else places
@@ -111,8 +112,8 @@ def take_note(
         obs: the observations in the order of slots, of O numbers for each of a member's E environments: `[P · E, O]`,
             or `[P · E, K, O]` for a team of K agents.
         alive: for a team, `[P · E, K]`, which agents are present; None if all are.
-        places: for each cohort the indices of its members in the list of all P members, ordered by slot; None if these
-            indices are the slots.
+        places: for each cohort the indices of its members in the list of all P members, which is ordered by slot. None
+            if each member's index is equal to its slot (place in the population).
     """
     for i, cohort in enumerate(cohorts):
         if cohort.normaliser is not None:
@@ -195,8 +196,8 @@ def step(
 
 
 def gather(chosen: Sequence[Tensor], places: Sequence[Any]) -> np.ndarray:
-    """Return the actions of all P members in E environments each, `[P, E, …]`, as one NumPy array in the order of
-    slots.
+    """Return the actions of all P members in E environments each, `[P, E, …]`, as one NumPy array, sorted by the
+    members' slots (places in the population).
 
     `chosen` has the actions of each cohort (group of members computed as one batch). `places` has, for each cohort, the
     indices of its members among all P members. If one cohort has all members in order, `places` is `EVERYONE`. All

@@ -86,13 +86,14 @@ class Callbacks:
 
     Args:
         config: the block `train.callbacks` of the parameters.
-        given: functions from Python by their kind, such as `on_best`; None stands for no function.
+        given: functions that a caller in Python passed, by kind. The kind, such as `on_best`, says when the function is
+            called. None stands for no function.
         folder: the folder of the run's results.
         policy: a function that makes a policy from a member.
 
     Raises:
         ParamsError: a function of `config` does not exist, or cannot be called.
-        UsageError: a function is given twice, or what is given cannot be called.
+        UsageError: `config` and `given` both have a function of the same kind, or a value in `given` cannot be called.
         EnvironmentFailed: importing a module raised.
     """
 
@@ -112,11 +113,13 @@ class Callbacks:
             self._functions[kind] = getattr(function, "__qualname__", type(function).__name__), function
 
     def after_tick(self, run: Run[Any], before: int) -> None:
-        """Call `on_tick` if members have passed a multiple of `tick_steps`. `before` is the number of the run's ticks
-        before its last step.
+        """Call the callback `on_tick` if the last call of `Run.advance` passed a multiple of the setting `tick_steps`.
+
+        The setting counts environment steps of a member. `before` is the number of the run's ticks (training steps)
+        before that call.
 
         Raises:
-            EnvironmentFailed: the function raised.
+            EnvironmentFailed: the function raised an exception.
         """
         each, every = run.clock.envs, self._every
         if "on_tick" in self._functions and before * each // every < run.clock.ticks * each // every:
@@ -127,7 +130,7 @@ class Callbacks:
         the generation's end.
 
         Raises:
-            EnvironmentFailed: a function raised.
+            EnvironmentFailed: a function raised an exception.
         """
         for kind in ("on_best", "on_generation"):
             if kind in self._functions and (kind == "on_generation" or run.champion is not before):

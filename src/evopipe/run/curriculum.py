@@ -14,29 +14,30 @@ KEY = "train.curriculum"
 
 
 class Taught(Protocol):
-    """The protocol of a regime whose environments can be made anew, between two generations."""
+    """The protocol of a regime (training loop) whose environments can be made anew, between two generations."""
 
     def reopen(self, kwargs: Mapping[str, Any]) -> None:
         """Make the training environments anew with these keyword arguments, and begin an episode in each.
 
         Raises:
             ParamsError: the environment does not take the arguments.
-            EnvironmentFailed: an environment raised, or has other spaces than before.
+            EnvironmentFailed: an environment raised an exception, or its spaces are not the same as before.
         """
 
 
 class Curriculum:
     """A user's function that says in which environments members train next.
 
-    The function must be a pure one: a run that continues after a stop calls it again only for later generations.
+    The function must be pure: its result depends only on its arguments. A run that continues after a stop does not call
+    it again for the generations before the stop.
 
     Args:
         name: the function's name, `module:function`.
-        kwargs: the block `env.kwargs`: the environment that is to be mastered, in which members are scored.
+        kwargs: the block `env.kwargs`, the arguments of the environment in which members are scored.
 
     Raises:
         ParamsError: the function does not exist, or cannot be called.
-        EnvironmentFailed: importing its module raised.
+        EnvironmentFailed: importing the function's module raised an exception.
     """
 
     def __init__(self, name: str, kwargs: Mapping[str, Any]) -> None:
@@ -51,7 +52,7 @@ class Curriculum:
             score: the best score so far; None before the first generation's end.
 
         Raises:
-            EnvironmentFailed: the function raised, or returned something else than a dict of JSON values.
+            EnvironmentFailed: the function raised an exception, or returned something else than a dict of JSON values.
         """
         with foreign(f"{KEY}: {self._name}"):
             given = self._function(progress, score)

@@ -36,8 +36,8 @@ def drive(
     """Train a run until it ends or `stop` returns True, send its progress to the tracker, and call the user's
     `callbacks`, if there are any.
 
-    `save` is called again and again between two steps of training, to save the state if that is due. The caller has to
-    save the final state.
+    `save` is called after every step of training. It decides itself whether to save the state. The caller has to save
+    the final state.
     """
     watch, clock, told = _Stopwatch(run), run.clock, False
     while not run.reason and not stop():

@@ -48,7 +48,7 @@ def evaluate(
 
     Raises:
         Stopped: `stopped` returned True.
-        EnvironmentFailed: an environment raised or broke its contract.
+        EnvironmentFailed: an environment raised an exception or broke its contract.
     """
     slots = sorted(slot for cohort in cohorts for slot in cohort.slots)
     place = {slot: p for p, slot in enumerate(slots)}
@@ -198,8 +198,8 @@ class Evaluator:
     Args:
         spec: the run's configuration.
         members: the number of members.
-        workers: worker processes that step the environments; None steps them in this process.
-        on_host: whether the environments run on the host even if they could be tensors on a device.
+        workers: worker processes that step the environments; if None, this process steps them.
+        on_host: whether the environments run on the host in any case. If False, they may be tensors on a device.
 
     Attributes:
         watch: an object that receives every step, or None. Set it only if `on_host` is True.

@@ -41,7 +41,7 @@ def evaluate_tensors(
 
     Raises:
         Stopped: `stopped` returned True.
-        EnvironmentFailed: an environment raised or broke its contract.
+        EnvironmentFailed: an environment raised an exception or broke its contract.
     """
     device, agents, n = pool.device, spec.spaces.agents, len(seeds)
     slots = sorted(slot for cohort in cohorts for slot in cohort.slots)

@@ -50,8 +50,8 @@ class Problem(Generic[JobT]):
         neighbours: how many members share a replay buffer, and must therefore be in one shard (process).
         undivided: what to change before members can be divided into shards; None if they can be.
         parts: the number of shards into which the members are divided; 0 for none.
-        policy: makes a policy that chooses actions from a member and what `described` returned; raises UsageError if
-            members are language models.
+        policy: a function that makes a policy, which chooses actions. Its arguments are a member, and the data that
+            `described` returned. It raises UsageError if members are language models.
     """
 
     spec: JobT

@@ -30,9 +30,9 @@ Play = Callable[[Sequence[int], slice], np.ndarray]
 
 
 def looks(n: int) -> Iterator[slice]:
-    """Yield consecutive slices of `n` episodes: those to be played before each comparison of a race's members.
+    """Divide the `n` episodes of a race into consecutive parts, and yield a slice for each part.
 
-    Members are compared after 4, 8, 16 … and n episodes.
+    After each part the members are compared, that is, after 4, 8, 16 … and n episodes.
     """
     first = 0
     while first < n:
@@ -44,11 +44,13 @@ def looks(n: int) -> Iterator[slice]:
 def race(
     play: Play, racers: Sequence[int], met: Sequence[Sequence[int]], members: int, n: int, bar: float = -math.inf
 ) -> np.ndarray:
-    """Evaluate members in a race. Return each member's returns in the first k of `n` episodes, `[P, k]`.
+    """Evaluate members in a race of k episodes. Return each member's returns in these episodes, `[P, k]`.
 
     A member stops playing as soon as its rank can change no decision: who leads (has the highest mean return), and who
     wins each tournament. The leader plays all k episodes. The row of another racer has estimates for the episodes that
     it did not play. Rows of members that take no part are NaN.
+
+    Usually k is `n`. The race ends earlier if only the leader still plays, and its mean is clearly below `bar`.
 
     Args:
         play: a function `(members, episodes) → returns [members, episodes]`.
@@ -56,8 +58,7 @@ def race(
         met: `[T, m]`, the m members that meet in each of T tournaments.
         members: `P`, the number of all members.
         n: the largest number of episodes.
-        bar: the mean return from which on the leader gets a second, longer evaluation. If only the leader still plays
-            and is clearly below `bar`, the race ends early with k < n, else k = n.
+        bar: the least mean return with which the leader gets a second, longer evaluation after the race.
     """
     returns, played = np.full((members, n), np.nan), np.zeros(members, np.int64)
     decides = np.eye(members, dtype=bool)  # [P, P], pairs whose order matters

@@ -83,7 +83,7 @@ class Regime(Scoring, Protocol):
 
     @property
     def remarks(self) -> Sequence[str]:
-        """Sentences for the user about effects of the parameters that are not obvious."""
+        """Sentences for the user about what the parameters do that is not obvious."""
 
     def first(self, member: Member) -> Member:
         """Prepare a member of the first generation for this kind of training, and return it.
@@ -121,11 +121,11 @@ class Regime(Scoring, Protocol):
         """Take one tick (one step in every environment, or one batch of data), and make the updates that are due after
         it.
 
-        A regime that can take several ticks in one call takes up to `most`, but none beyond the end of the generation.
+        Some regimes can take several ticks in one call. They take at most `most`, and stop at the end of a generation.
 
         Raises:
-            EnvironmentFailed: an environment failed. If the attribute `whole` is still True, the state can be saved and
-                the tick repeated.
+            EnvironmentFailed: an environment failed. If the regime's attribute `whole` is still True, the state can be
+                saved and the tick repeated.
         """
 
     def state(self) -> dict[str, Tensor]:

@@ -162,8 +162,8 @@ class Run(Generic[JobT]):
 
     @property
     def active(self) -> list[int]:
-        """The slots (places in the population) whose members train in this generation, all at once or in several
-        groups."""
+        """The slots (places in the population) whose members train in this generation. They train all at once, or one
+        group after another."""
         return sorted(self.plan.active)
 
     def close_generation(self, stopped: Callable[[], bool]) -> None:

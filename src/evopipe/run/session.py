@@ -40,7 +40,7 @@ _ENDINGS = {"target": "target reached", "max_steps": "all steps taken"}
 def begin(problem: Problem[JobT], members: Sequence[Member], births: Sequence[Mutation] | None = None) -> Run[JobT]:
     """Return a run on the problem `problem` that has not trained yet, with the given initial members.
 
-    `births` has the mutation that made each member; None if there were none.
+    `births` has the mutation that made each member; None if no mutation made them.
 
     Raises:
         MissingInputError, DataError: the data to learn from is missing or damaged.
@@ -136,7 +136,7 @@ class Session(Generic[JobT]):
         Args:
             problem: the problem that the run works on.
             members: the initial members.
-            births: the mutation that made each of these members; None if there were none.
+            births: the mutation that made each of these members; None if no mutation made them.
             tracked: the trackers, and the parameters that they show.
             home: the folders and lock files.
             quiet: whether progress is not printed.
@@ -181,7 +181,7 @@ class Session(Generic[JobT]):
         Raises:
             DataError: every checkpoint is damaged.
             DivergedError: all members diverged several times.
-            EnvironmentFailed: the environment, or a callback, raised or broke its contract.
+            EnvironmentFailed: the environment, or a callback, raised an exception or broke its contract.
             Interrupted: a signal arrived; the run was saved.
         """
         began, run, stop = time.perf_counter(), self.run, self.stop
@@ -240,8 +240,11 @@ class Session(Generic[JobT]):
         warn(self.tracker, run.regime.remarks)
 
     def write(self, champion: Champion) -> None:
-        """Write all output files of the finished run, with its best member `champion`, into `home.folder`, and report
-        the overhead of shards, if any, to the tracker."""
+        """Write all output files of the finished run, with its best member `champion`.
+
+        The files go into the folder `folder` of the attribute `home`. If the members were trained in shards, the
+        overhead of the shards is reported to the tracker too.
+        """
         if account := getattr(self.run.regime, "account", None):
             self.tracker.emit(Message("info", account))
         measures = getattr(self.run.regime, "measures", None)
@@ -252,8 +255,10 @@ class Session(Generic[JobT]):
         write_timing(self.home.state / tracking.LOG, self.run.curve, self.home.folder)
 
     def end(self) -> None:
-        """Copy the output files into the tracking record, and remove all checkpoints of the run, whatever number of
-        shards wrote them."""
+        """Copy the output files into the tracking record, and remove all checkpoints of the run.
+
+        Earlier checkpoints are removed too, even if another number of shards (processes) wrote them.
+        """
         tracking.finish(self.trackers, self.home.state, self.home.folder)
         for each in {self.store.folder, *self.home.state.glob("checkpoints*")}:
             CheckpointStore(each).clear()

@@ -83,7 +83,7 @@ class Spec(ABC):
     def made_for(self) -> Mapping[str, Any]:
         """The environment's spaces, or an identifier of the base model, as JSON data.
 
-        The data is stored with members. A run can read stored members only if its own data is equal.
+        The data is stored with members. A run can read stored members only if their data equals the run's data.
         """
 
     @property
@@ -94,7 +94,7 @@ class Spec(ABC):
     @property
     @abstractmethod
     def unrewarded(self) -> str:
-        """Advice for users, as a clause, on what to change if no member has received a reward."""
+        """Advice for users on what to change if no member has received a reward. It is a part of a sentence."""
 
     @property
     @abstractmethod
@@ -120,8 +120,8 @@ class Spec(ABC):
     def misfit(self, member: Member, first: Member) -> str | None:
         """Return how the networks of `member` differ from the configured networks, or from those of `first`.
 
-        `first` is the first member of the population. The result is None if the networks fit; else it is the end of a
-        sentence that begins with "member 3".
+        `first` is the first member of the population. The result is None if the networks fit. Otherwise it is the part
+        of an error message that comes directly after the member's number, as in "member 3: …".
         """
 
     @property
@@ -154,7 +154,7 @@ class Spec(ABC):
         """What changes the training environments from generation to generation, as a new object; None if nothing does.
 
         Raises:
-            ParamsError, EnvironmentFailed: the function cannot be imported.
+            ParamsError, EnvironmentFailed: the user's function (`train.curriculum`) cannot be imported.
         """
         return None
 
@@ -207,8 +207,8 @@ class Spec(ABC):
         return searchers.get(self.search.strategy)
 
     def searcher(self, size: int, target: float | None) -> Searcher:
-        """Return the search strategy as an object, for `size` slots (places in the population); `target` is the score
-        that ends the run."""
+        """Return the search strategy as an object, for `size` slots (places in the population). `target` is the score
+        that ends the run; None if no score ends it."""
         about = About(
             size, self.train.max_steps, self.train.evo_steps, self.space, self.seed, self.search.budget, target,
             self.search.proposer, self.mutation.mutate_elite, self.configured,
@@ -248,8 +248,10 @@ class Spec(ABC):
         return None
 
     def seeds(self, purpose: Purpose, n: int) -> np.ndarray:
-        """Return `n` environment seeds for a purpose, such as evaluation, `[n]`; the seeds are fixed in a run and equal
-        for all members."""
+        """Return `n` environment seeds `[n]` for a purpose, such as evaluation.
+
+        They depend only on the run's seed and the purpose, so they are equal for all members.
+        """
         seeds: np.ndarray = rng.seeds(np.full(n, rng.run_key(self.seed)), purpose, np.arange(n))
         return seeds
 
@@ -299,7 +301,7 @@ class EnvSpec(Spec):
     def made_for(self) -> Mapping[str, Any]:
         """The environment's spaces as JSON data.
 
-        The data is stored with members. A run can read stored members only if its own data is equal.
+        The data is stored with members. A run can read stored members only if their data equals the run's data.
         """
         return self.spaces.to_json()
 
@@ -322,8 +324,11 @@ class EnvSpec(Spec):
 
     @property
     def environments_first(self) -> bool:
-        """Whether half of the CPUs should be left to the processes that step environments, because updates are short.
-        The other half then computes updates."""
+        """Whether updates are so short that they should use only half of the CPUs. The other half is then left to the
+        processes that step environments.
+
+        The value is False for on-policy algorithms and for offline training.
+        """
         return self._learns_from_memory and self._work < _SHARED
 
     @property
@@ -359,8 +364,8 @@ class EnvSpec(Spec):
     def seeds_apart(self) -> bool:
         """Whether several processes can share the seeds of an evaluation without a change of results.
 
-        This is True, because a seed alone determines its episode. It is False only if evaluation episodes are added to
-        the replay buffers.
+        Usually they can, because the seed of an episode determines the whole episode. The value is False only if
+        evaluation episodes are added to the replay buffers.
         """
         return not self.learns_from_evaluation
 
@@ -375,7 +380,7 @@ class EnvSpec(Spec):
 
     @property
     def unrewarded(self) -> str:
-        """Advice for users, as a clause, on what to change if no member has received a reward."""
+        """Advice for users on what to change if no member has received a reward. It is a part of a sentence."""
         return (
             "let them explore more, let episodes last longer (train.eval_steps cuts those of evaluation), begin from "
             "data (train.warm_start), or reward steps on the way"
@@ -416,7 +421,7 @@ class EnvSpec(Spec):
 
     @property
     def actions(self) -> int:
-        """`A`, the number of discrete actions, or the dimensions of a continuous action."""
+        """`A`: the number of discrete actions, or the number of values in a continuous action."""
         return self.spaces.actions
 
     @cached_property
@@ -478,8 +483,11 @@ class EnvSpec(Spec):
         return scores
 
     def of_agents(self, returns: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the results that an evaluation has in addition to scores, by name: for a team, the `returns` `[…, K]`
-        of the K agents under the key `agents`; else an empty dict."""
+        """Return the results that an evaluation has in addition to scores, by name.
+
+        For a team this is the key `agents` with `returns`, the returns of the K agents `[…, K]`. For a single agent the
+        dict is empty.
+        """
         return {"agents": returns} if self.spaces.by_agent else {}
 
 
@@ -511,8 +519,8 @@ def first_members(spec: Spec, size: int) -> tuple[list[Member], list[Mutation]]:
     """Return the initial population of `size` members, and the mutation that made each member.
 
     Members are mutated only if `evolution.mutation.before_training` is True; else the mutation is `NONE`. Some search
-    strategies draw hyper-parameters. With these, the members' values are drawn from the search space; `search.first`
-    says whether the first member's are drawn too, or are the configured ones.
+    strategies draw hyper-parameters. With such a strategy, the members' values are drawn from the search space. If the
+    parameter `search.first` is `configured`, the first member has the configured values instead.
     """
     keys = [int(key) for key in rng.member_keys(spec.seed, range(size))]
     values: list[dict[str, float]] = [{} for _ in keys]

@@ -49,8 +49,14 @@ class Tally:
         self._rows: Tensor | None = None  # of those who live, None if all do
 
     def ended(self, slots: np.ndarray, returns: np.ndarray, lengths: np.ndarray, *agents: np.ndarray) -> None:
-        """Add `n` whole episodes: the slots (places in the population) of their members, returns, lengths, and the
-        returns of each agent, `[n]` each."""
+        """Add `n` whole episodes.
+
+        Args:
+            slots: `[n]`, the slots (places in the population) of the members that played them.
+            returns: `[n]`, the returns.
+            lengths: `[n]`, the lengths.
+            agents: for a team, an array `[n]` for each agent: its returns.
+        """
         self._whole.append((slots, returns, lengths, *agents))
 
     def add(self, reward: Tensor, over: Tensor, bad: Tensor | None = None) -> None:

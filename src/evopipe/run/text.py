@@ -47,7 +47,7 @@ class TextSpec(Spec):
     def made_for(self) -> Mapping[str, Any]:
         """The digest (hash) of the base model as JSON data.
 
-        The data is stored with members. A run can read stored members only if its own data is equal.
+        The data is stored with members. A run can read stored members only if their data equals the run's data.
         """
         return {"base": self.base.digest}
 
@@ -58,7 +58,7 @@ class TextSpec(Spec):
 
     @property
     def unrewarded(self) -> str:
-        """Advice for users, as a clause, on what to change if no member has received a reward."""
+        """Advice for users on what to change if no member has received a reward. It is a part of a sentence."""
         return (
             "begin from a base that is right now and then (sft on examples gives one), draw more completions of a "
             "prompt (group_size, temperature), or let partly right ones earn their share"

@@ -67,8 +67,8 @@ class World:
     Each episode is begun with a seed of its own, drawn from the member's key. For a team of K agents, members see the
     agents as adjacent rows, `[P, E · K]` in place of `[P, E]`.
 
-    The methods step only the environments of living members (those that train now), and P is there the number of living
-    members. The environments of all other members stay as they are.
+    The methods step only the environments of living members (those that train now). The environments of all other
+    members stay as they are. In the shapes that the methods document, P is the number of living members.
 
     Args:
         spec: the run's configuration.
@@ -128,14 +128,18 @@ class World:
         return rows
 
     def reopen(self, kwargs: Mapping[str, Any]) -> None:
-        """Make all environments anew with these keyword arguments, as a curriculum asks; begin an episode in each."""
+        """Make all environments anew, and begin an episode in each. A curriculum asks for this.
+
+        `kwargs` are the environments' new keyword arguments, in place of `env.kwargs`.
+        """
         self.pool.reopen(kwargs)
         self._begin(np.arange(self.pool.rows))
 
     def own(self, x: np.ndarray) -> np.ndarray:
         """Return the rows of an array that belong to living members (those that train now).
 
-        The array `x` has a row for each environment of all members; the result is `[P · E, …]` for P living members.
+        The array `x` has a row for each environment of all members, living or not. The result is `[P · E, …]`, where P
+        counts only the living members.
         """
         return x if self.rows is None else x[self.rows]
 
@@ -186,8 +190,9 @@ class World:
         `[P, E, …]` each.
 
         For a team `next_alive` follows, which says whether each agent acts next: ACTS, CUT or GONE, constants of
-        `evopipe.types`. `broken` is True where nothing can be learned from the step: a number is not finite, no action
-        is legal, or an agent had left or its action was set by the environment.
+        `evopipe.types`. `broken` is True where nothing can be learned from the step. The reason may be a number that is
+        not finite, or that no action is legal. In a team, the agent may also have left before the step, or the
+        environment may have set the agent's action.
         """
         gave = [step.obs, step.reward, step.terminated, step.truncated]
         if self._idle is None:

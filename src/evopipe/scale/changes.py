@@ -14,8 +14,9 @@ _LARGE = 1 << 16  # bytes of a tensor below which it is told whole
 def changes(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the changes from the state `before` to the state `now`, as tensors by name.
 
-    The function `fold` applies such changes to a state. For a large tensor, the changes are only its changed rows and
-    its additional rows, unless these are most of it. Every other tensor is returned completely.
+    The function `fold` applies such changes to a state. For a large tensor (64 KiB or more), the changes are its
+    changed rows and its additional rows. If these are more than half of the tensor, the whole tensor is returned
+    instead. All other tensors are returned whole, even if they have not changed.
     """
     told = {}
     for name, tensor in now.items():
@@ -37,9 +38,10 @@ def changes(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> dict[str
 
 
 def fold(told: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Apply the results `told` of successive calls of `changes`, and return the last state.
+    """Apply changes one after another, and return the last state.
 
-    The first result must be a complete state. The returned state may use the memory of the tensors in `told`.
+    `told` has the results of successive calls of `changes`. The first of them must be a complete state. The returned
+    state may use the memory of the tensors in `told`.
     """
     state: dict[str, Tensor] = {}
     for each in told:

@@ -112,12 +112,12 @@ def in_shards(
 
 
 def served(cfg: ShardsConfig) -> bool:
-    """Work as one process of `accelerate launch` until the training ends, if `cfg`, the block `runtime.shards`, asks
-    for it.
+    """Work as a worker process of `accelerate launch`, if this process is one; return whether it was one.
 
-    The result is False at once if this process has to drive the run: if it is rank 0, or if the engine is not
-    `accelerate`. In any other rank the result is True when the training has ended. If no ranks were launched, this
-    process is replaced by `accelerate launch`, and the function does not return.
+    `cfg` is the block `runtime.shards`. If its engine is not `accelerate`, the result is False. If no processes were
+    launched yet, this process is replaced by `accelerate launch`, and the function does not return. In rank 0 the
+    result is False at once, because rank 0 drives the run. In any other rank, the function returns True when the
+    training has ended.
     """
     if cfg.engine != "accelerate":
         return False

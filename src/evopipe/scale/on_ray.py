@@ -88,8 +88,8 @@ class Cluster:
 
     Args:
         cfg: the block `runtime.shards` of the parameters, with the cluster's address and the settings of `ray.init`.
-        what: the setting that needs Ray. The error message names it if Ray is not installed.
-        names: the names of the parameters, for all other error messages; None for those of `runtime.shards`.
+        what: the setting that needs Ray. The error message shows it if Ray is not installed.
+        names: what all other error messages call the parameters. None if they are those of `runtime.shards`.
 
     Attributes:
         ray: the module `ray`.

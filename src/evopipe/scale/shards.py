@@ -82,7 +82,8 @@ class InProcess:
     """The engine that runs all shards in this process, one after another.
 
     This engine can be used to vary the number of shards on one machine, and so to check that no result depends on that
-    number. `make` is a function that makes a shard's configuration, regime and clock from its first message.
+    number. `make` is a function that makes a shard's configuration, regime (training loop) and clock from the first
+    message to this shard.
     """
 
     room = 1

@@ -53,11 +53,11 @@ class CallbacksConfig(Schema):
     )
 
     def functions(self) -> dict[str, tuple[str, Any]]:
-        """Import the functions; return their names and the functions, by their kind, such as `on_best`.
+        """Import the functions; return them as a dict: kind of callback, such as `on_best` → (name, function).
 
         Raises:
             ParamsError: a function does not exist, or cannot be called.
-            EnvironmentFailed: importing a module raised.
+            EnvironmentFailed: importing a module raised an exception.
         """
         named = {kind: name for kind in KINDS if (name := getattr(self, kind)) is not None}
         return {kind: (name, import_name(name, f"train.callbacks.{kind}")) for kind, name in named.items()}

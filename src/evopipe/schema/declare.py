@@ -116,7 +116,7 @@ def ordered(*names: str) -> Any:
 def left_out(*names: str) -> Any:
     """Return a pydantic serializer for a block, which leaves out those of the fields `names` that have their defaults.
 
-    A block that gains such a field is written, and hashed, as before.
+    So a new field can be added to a block: as long as it has its default, the block is written and hashed as before.
     """
 
     def serialize(self: Any, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -60,7 +60,10 @@ def _keys(value: Any) -> Iterator[str]:
 
 
 def tracked(instead: str) -> AfterValidator:
-    """Refuse keyword arguments that DVC would not track, and say what to do `instead`."""
+    """Return a pydantic validator that refuses keyword arguments that DVC would not track.
+
+    Its error message ends with `instead`, which says what to do instead.
+    """
 
     def check(kwargs: dict[str, Any]) -> dict[str, Any]:
         if overlooked := [name for name in _keys(kwargs) if name in ("size", "nfiles")]:

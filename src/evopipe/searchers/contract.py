@@ -111,8 +111,9 @@ class History:
     """The history of a run so far, from which a search strategy makes its decisions.
 
     Attributes:
-        members: every slot's member, in the order of slots.
-        records: the lineage, one record for each generation. The first record is that of the initial members.
+        members: the member of every slot (place in the population), in the order of slots.
+        records: one record for each generation: who was scored, and who descends from whom. The first record is that
+            of the initial members.
         generation: the number of generations that are over.
         spent: environment steps so far, of training, evaluation and confirmation.
         trials: the number that the next new trial gets. Initial members and earlier trials have lower numbers.
@@ -177,14 +178,14 @@ DRAWN: Literal["drawn"] = "drawn"
 
 @dataclass(frozen=True)
 class Keep:
-    """The decision that a slot keeps its member; `why` is the reason."""
+    """The decision that a slot (place in the population) keeps its member. `why` is the reason, which may be empty."""
 
     why: str = ""
 
 
 @dataclass(frozen=True)
 class Child:
-    """The decision that a slot gets a copy of a member, with or without a change.
+    """The decision that a slot (place in the population) gets a copy of a member, with or without a change.
 
     Attributes:
         of: the slot of the member to be copied.
@@ -203,7 +204,8 @@ class Child:
 
 @dataclass(frozen=True)
 class Trial:
-    """The decision that a slot gets a new trial: a member with initial weights, whose training begins at step 0.
+    """The decision that a slot (place in the population) gets a new trial: a member with initial weights, whose
+    training begins at step 0.
 
     `values` are its hyper-parameters that differ from the configured ones; `why` is the reason.
     """
@@ -239,7 +241,7 @@ class Searcher(Protocol):
         """
 
     def state(self) -> dict[str, Any]:
-        """Return, as JSON data, the state of the strategy that is not in the history."""
+        """Return the part of the strategy's state that does not follow from the history, as JSON data."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a state that the method `state` returned."""

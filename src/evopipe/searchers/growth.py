@@ -65,8 +65,9 @@ def problems(config: Config, about: About) -> Iterator[Problem]:
 class Search:
     """The strategy `growth`: one member trains at a time, and new trials begin on demand.
 
-    A new trial begins if no present member promises to reach the target soon. The class implements
-    `contract.Searcher`; the rules are in the module's docstring.
+    A new member begins if, by the trends of their scores, the members so far would not reach the target score soon. It
+    has initial weights (a new trial), or is a child of the member that is projected to reach the target first. The
+    class implements `contract.Searcher`; the rules are in the module's docstring.
 
     Args:
         config: the strategy's settings.
@@ -84,15 +85,17 @@ class Search:
         self.active, self.slices, self.grown = state["active"], state["slices"], state["grown"]
 
     def plan(self, history: History, draw: Draw) -> Plan:
-        """Plan the training of one member for one slice of environment steps."""
+        """Plan the next slice, the environment steps between two decisions: one member trains, all others wait."""
         return Plan((self.active,), self.config.slice or self.about.generation)
 
     def step(self, history: History, draw: Draw) -> list[Fate]:
-        """Choose the member that trains next: a present member, a new trial, or a child of the leader.
+        """Return one decision for each slot (place in the population), and choose the slot that trains next.
 
-        The leader is the member that is projected to reach the target first. A new trial or child goes to a slot whose
-        member has never trained, or else replaces a member that diverged or has finished its training. All other
-        members are kept.
+        The slot keeps its member, gets a new trial, or gets a child of the leader. The leader is the member that is
+        projected to reach the target first. A new trial or child goes to a slot whose member has never trained. If
+        there is none, it replaces a member that diverged or has finished its training. All other members are kept.
+
+        `history` is the run so far. `draw` returns a random generator.
         """
         self.slices += 1
         found = history.waiting()

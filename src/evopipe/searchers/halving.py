@@ -141,8 +141,8 @@ class Search:
 class Ladder:
     """The scores of all trials of a run at the rungs that they reached, including trials that were replaced.
 
-    A rung is a number of environment steps at which trials are compared. A diverged trial counts as the worst of the
-    rung that it was about to reach.
+    A trial is the training of one member from initial weights. A rung is a number of environment steps at which trials
+    are compared. A diverged trial counts as the worst of the rung that it was about to reach.
 
     Args:
         history: the run so far.
@@ -170,18 +170,22 @@ class Ladder:
     def on_its_way(self, member: Living) -> bool:
         """Return whether a member is still on the way to its next rung.
 
-        It is if it has not diverged, and reached no rung in the last generation in which it trained. The member must
-        have trained.
+        This is so if the member has not diverged and reached no rung in the last generation in which it trained. The
+        method must be called only for a member that has trained.
         """
         curve = self.curves[member.id]
         return member.healthy and self.level(member) == (self._level(curve[-2][0]) if len(curve) > 1 else 0)
 
     def promotable(self, waiting: Sequence[Living], eta: int) -> Living | None:
-        """Return the waiting member that is to be promoted; None if there is none.
+        """Return the waiting member that is to train on, up to its next rung; None if there is none.
 
-        A member can be promoted if it has not diverged and is among the best 1/`eta` of all trials that reached its
-        rung. Of several such members, the one on the highest rung is returned, and on one rung the one with the best
-        score.
+        A member can be promoted if it has not diverged, and if its score at the last rung that it reached is among the
+        best 1/`eta` of that rung. All trials that reached the rung are compared. If several members can be promoted,
+        those on the highest rung come first, and among these the one with the best score.
+
+        Args:
+            waiting: the members that do not train at present.
+            eta: the share of trials that are promoted is 1/`eta`.
         """
         here = {member.id: member for member in waiting if member.healthy}
         for level in range(len(self.rungs) - 1, 0, -1):

@@ -178,8 +178,9 @@ class Origin:
     """The origin of a scored member.
 
     Attributes:
-        parent: the (generation, slot) of the member's previous score. If the member was not scored before, that of the
-            nearest ancestor with a score. None if no ancestor has a score.
+        parent: where the previous score is in the records, as (generation, slot); a slot is a place in the population.
+            It is the member's own previous score. If the member was not scored before, it is the last score of the
+            nearest ancestor with a score. None if no ancestor has one.
         mutation: the mutation that made the member.
         why: the reason why the member is in its slot, as text.
     """

@@ -71,7 +71,10 @@ def problems(config: Config, about: About) -> Iterator[Problem]:
 
 
 def sub_populations(size: int, number: int) -> list[range]:
-    """Divide the slots of a population into `number` ranges of adjacent slots, whose sizes differ by at most one."""
+    """Divide a population into `number` sub-populations, whose sizes differ by at most one.
+
+    A sub-population is a range of adjacent slots (places in the population). `size` is the number of all slots.
+    """
     ends = [size * i // number for i in range(number + 1)]
     return [range(begin, end) for begin, end in itertools.pairwise(ends)]
 

@@ -120,11 +120,14 @@ def changes(history: History) -> Iterator[tuple[Any, int, float]]:
 def covariance(variance: float = 1.0, length: float = 0.5, epsilon: float = 0.1, noise: float = 0.1) -> Any:
     """Return the covariance function of the Gaussian process, as a kernel of scikit-learn over points `[N, D + 1]`.
 
-    A point has D coordinates of hyper-parameters, then the time. Over time alone, the covariance equals the Matérn
-    covariance of ν = ½ with the length −2 / log(1 − ε), which is the drift (1 − ε)^(|t − t′| / 2).
+    A point has D coordinates of hyper-parameters, then the time t. The covariance of two points has a factor for the
+    hyper-parameters and a factor for the time; noise is added. The factor for the time, called drift, is
+    (1 − ε)^(|t − t′| / 2). This is the Matérn covariance with ν = ½ and the length −2 / log(1 − ε).
+
+    The arguments are initial values, which are fitted later.
 
     Args:
-        variance: the initial variance of the process; all four values are fitted later.
+        variance: the initial variance of the process.
         length: the initial length scale over hyper-parameters.
         epsilon: the initial ε of the drift.
         noise: the initial variance of the observations' noise.

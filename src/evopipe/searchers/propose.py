@@ -29,11 +29,10 @@ LOG_FROM = 10.0
 
 
 def bound(low: float, high: float, whole: bool) -> Bound:
-    """Return the bound of a hyper-parameter with the range `low` to `high`; `whole` says whether its values are whole
-    numbers.
+    """Return the `Bound` of a hyper-parameter: its range, and how values are drawn from the range.
 
-    Draws are uniform in the value's logarithm if the range is positive and its ends differ by a factor of `LOG_FROM` or
-    more.
+    The range is `low` to `high`; `whole` says whether values are whole numbers. Values are drawn uniformly in their
+    logarithm if the range is positive and its ends differ by a factor of `LOG_FROM` or more, else uniformly.
     """
     return Bound(low, high, log=low > 0 and high / low >= LOG_FROM, whole=whole)
 
@@ -46,10 +45,10 @@ def inside(bound: Bound, value: float) -> float:
 
 
 def at(space: Mapping[str, Bound], shares: Sequence[float]) -> dict[str, float]:
-    """Map a point of the unit cube to values of the hyper-parameters in `space`, by name.
+    """Map the point `shares` of the unit cube to values of the hyper-parameters in `space`, by name.
 
-    The point `shares` has one coordinate in [0, 1) for each hyper-parameter, in the order of sorted names. 0 is the low
-    end of a range, 1 the high end.
+    The point has one coordinate in [0, 1) for each hyper-parameter, in the order of sorted names. 0 is the low end of a
+    range, 1 the high end.
     """
     return {name: value_at(space[name], share) for name, share in zip(sorted(space), shares, strict=True)}
 
@@ -57,7 +56,8 @@ def at(space: Mapping[str, Bound], shares: Sequence[float]) -> dict[str, float]:
 def value_at(bound: Bound, share: float) -> float:
     """Map the coordinate `share` in [0, 1) to a value in a bound's range, linearly or by logarithm (see `Bound`).
 
-    For whole numbers, each number of the range, including both ends, has an interval of equal length.
+    If the range has whole numbers, the value is rounded to one of them. For this, the range is first widened by 0.5 at
+    both ends, so that the lowest and the highest number are not chosen too rarely.
     """
     low, high = _ends(bound)
     return inside(bound, math.exp(low + share * (high - low)) if bound.log else low + share * (high - low))
@@ -96,8 +96,8 @@ def prior_values(
 ) -> dict[str, float]:
     """Draw a value for each hyper-parameter in `space`, near its value in `configured`; return the values by name.
 
-    A value is drawn by its coordinate in [0, 1], see `share_of`. The distribution is normal, truncated to [0, 1]. Its
-    centre is the coordinate of the configured value, and its standard deviation is `SPREAD`.
+    `share_of` maps each range to [0, 1]. A point is drawn there, and mapped back to a value. The point's distribution
+    is normal, truncated to [0, 1]. Its centre is the point of the configured value, its standard deviation `SPREAD`.
     """
     centres = [share_of(space[name], configured[name]) for name in sorted(space)]
     return at(space, [_around(*each) for each in zip(centres, draw.random(len(space)).tolist(), strict=True)])
@@ -127,8 +127,10 @@ def drawn_values(
 
 
 def sobol_values(space: Mapping[str, Bound], seed: int, index: int) -> dict[str, float]:
-    """Return the hyper-parameters in `space` at the point `index` of the Sobol sequence that is scrambled by the run's
-    seed."""
+    """Return values of the hyper-parameters in `space`: the point with the number `index`, from 0, of a Sobol sequence.
+
+    The sequence is scrambled with `seed`, the run's seed.
+    """
     if not space:
         return {}
     from torch.quasirandom import SobolEngine

@@ -68,8 +68,8 @@ class Search(Stateless):
         self.ends = [*(change.steps for change in config.changes), *([config.steps] if config.steps else [])]
 
     def plan(self, history: History, draw: Draw) -> Plan | None:
-        """Plan the training of all members until the next change or the end of the schedule, but for at most one
-        generation.
+        """Plan the training of all members up to the next change of hyper-parameters or the end of the schedule. The
+        plan never covers more than one generation.
 
         The result is None if the schedule has ended.
 
@@ -91,12 +91,12 @@ class Search(Stateless):
         return Plan(tuple(range(self.about.size)), min([self.about.generation, *ahead]))
 
     def step(self, history: History, draw: Draw) -> list[Fate] | None:
-        """Give each member the hyper-parameters that the schedule has for its step.
+        """Return one decision for each slot (place in the population).
 
-        A diverged member is replaced by a copy of the fittest.
+        Each member gets the hyper-parameters that the schedule has for its step. A diverged member is replaced by a
+        copy of the fittest. The result is None if all members diverged; the run then returns to an earlier generation.
 
-        Return one decision for each slot (place in the population). The result is None if all members diverged;
-        the run then returns to an earlier generation.
+        `history` is the run so far, and `draw` is not used.
         """
         fittest = max(history.members, key=lambda member: (member.healthy, member.score, -member.slot))
         if not fittest.healthy:

@@ -118,11 +118,14 @@ def draws(cfg: TournamentConfig, members: int, rng: np.random.Generator) -> np.n
 
 
 def tournament(cfg: TournamentConfig, fitness: np.ndarray, rng: np.random.Generator) -> Selection:
-    """Choose a parent for every slot by tournaments. Members whose fitness is not finite are no parents.
+    """Choose a parent for every slot (place in the population) by tournaments.
 
-    If no member of a tournament has finite fitness, the fittest of the population wins it. If no member at all has,
-    every member is its own parent. Of equal members the one with the lower index wins. A tournament size of 0 means no
-    selection: every member with finite fitness is its own parent.
+    Only members with a finite fitness win a tournament. Of equal members the one with the lower index wins. If a
+    tournament has no member with a finite fitness, the fittest of the population wins it. If the tournament size is 0,
+    there are no tournaments: each member with a finite fitness is its own parent, and the fittest replaces the others.
+
+    With elitism, the fittest is always the parent of slot 0. If no member of the population has a finite fitness, each
+    is its own parent.
 
     Args:
         cfg: the settings of the tournament.

@@ -21,9 +21,10 @@ CODE = Path(__file__).parents[1]
 def dvc_root(folder: Path = Path()) -> Path:
     """Return the absolute path of the root of the DVC repository to which a folder belongs.
 
-    If `folder` is the working folder and the environment variable `DVC_ROOT` is set, its value is the result; DVC sets
-    the variable to the main repository even in queued and temporary runs. Otherwise it is the nearest folder upwards
-    that contains `.dvc`, or `folder` itself if no folder upwards does.
+    The root is the nearest folder that contains `.dvc`, from `folder` upwards. If there is none, it is `folder` itself.
+
+    There is one exception: if `folder` is the working folder and the environment variable `DVC_ROOT` is set, the root
+    is the value of `DVC_ROOT`. DVC sets it to the main repository, even in queued and temporary runs.
     """
     named, here = os.environ.get("DVC_ROOT"), folder.absolute()
     if named and here == Path.cwd():

@@ -59,7 +59,8 @@ class SweptRun:
     Attributes:
         setting: the parameters of the run.
         folder: the run's folder.
-        mean, interval: the elite's mean held-out return, and its 95 % confidence interval.
+        mean, interval: the mean return of the run's best member (the elite) in held-out episodes, and the mean's 95 %
+            confidence interval.
         seconds: the duration of the run.
         cpu_seconds: CPU time of all stages.
     """

@@ -136,12 +136,12 @@ class Generation:
 
     Attributes:
         generation: the generation's number.
-        step: environment steps so far of one member, for a member that trained in the generation.
+        step: environment steps so far of a single member that trained in the generation.
         env_steps, eval_steps: environment steps of the whole population so far: those of training, and those of
             evaluations.
         seconds: the duration of the generation.
         members: the members that trained in the generation.
-        best, mean: the highest fitness, and the mean fitness of healthy members, in this generation.
+        best, mean: the highest and the mean fitness of the generation. The mean leaves out members that diverged.
         elite, elite_id: the score of the best member of the run so far, and the member's id.
         curriculum: the keyword arguments of the environments in which members trained; None without a curriculum.
     """
@@ -198,7 +198,10 @@ class Generation:
         )  # fmt: skip
 
     def metrics(self) -> dict[str, float]:
-        """Return the population's finite numbers by the names that trackers show, such as `fitness/best`."""
+        """Return the numbers that trackers show of the population, by their names there, such as `fitness/best`.
+
+        Numbers that are not finite are left out.
+        """
         apart = any(row.steps is not None for row in self.members)
         taught = {f"curriculum/{k}": v for k, v in (self.curriculum or {}).items() if isinstance(v, int | float)}
         named = {

@@ -182,7 +182,8 @@ def about_of(params: Mapping[str, Any]) -> str:
 
 
 class New(Counter[str]):
-    """Counts of what a delivery sent to a tracker for the first time, with the keys `run`, `generation` and `file`."""
+    """Counts of the things that one delivery sent and that the tracker did not have before. The keys are `run`,
+    `generation` and `file`."""
 
     def __str__(self) -> str:
         return ", ".join(f"{n:,} new {what}{'s' * (n > 1)}" for what, n in self.items() if n) or "0 new"
@@ -217,7 +218,8 @@ class TrainingRecord:
 
         Args:
             params: all of `params.yaml`, as JSON data.
-            told: the git `revision`, the DVC `experiment` and the `version` of evopipe, each a text or None.
+            told: more facts about the run, by name: the git `revision`, the DVC `experiment` and evopipe's `version`.
+                Each is a text or None.
         """
         if not (self.folder / _ABOUT).exists():
             about = {"key": self.folder.name, "params": params, "started": round(time.time(), 3), **told}

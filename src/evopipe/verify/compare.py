@@ -44,9 +44,9 @@ class ComparedOut:
         stage: the stage that makes the out.
         deps: the paths on which the stage depends.
         a, b: the hashes of the out in the first and in the second run; empty if the out is missing.
-        verdict: `same`, `DIFFERENT`, or `missing` in one run. `measured` is an out with durations, which always differ.
-            An out that depends on training may also be `close` (its numbers are almost the same) or `learned anew`
-            (they are not).
+        verdict: `same`; `DIFFERENT`; `missing`, if one run does not have the out; or `measured`, if the out holds
+            durations, which always differ. For an out that depends on training, it may also be `close` (the numbers
+            are almost the same) or `learned anew` (they are not).
         notes: sentences that explain the verdict.
     """
 
@@ -67,10 +67,11 @@ class ComparedOut:
 def compare(one: Path, two: Path, tolerance: float | None = None) -> list[ComparedOut]:
     """Compare two folders in which the same pipeline ran; return one row for each DVC out, in the order of the stages.
 
-    Without a tolerance, all outs must be equal, except for measured times. With a tolerance, outs that depend on
-    training may also differ, and only the elite's score is judged: it may differ by `tolerance` times the score in
-    `one`, and by more if both 95 % intervals overlap. In this case `one` must be the folder of the committed run, in
-    which outs may be unavailable.
+    Without a tolerance, all outs must be equal, except for measured times.
+
+    With a tolerance, outs that depend on training may differ. Of these, only the elite's score is judged. The two
+    scores agree if their 95 % intervals overlap, or if they differ by at most `tolerance` times the score in `one`.
+    With a tolerance, `one` must be the folder of the committed run. Its other outs may be unavailable.
 
     Raises:
         MissingInputError: the score in one of the folders is missing.

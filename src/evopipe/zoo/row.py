@@ -53,8 +53,8 @@ class Published(_Stored):
 
     @property
     def bar(self) -> float:
-        """The least score that counts as equal to the published one: the published score minus 5 % (1 − `SHARE`) of its
-        absolute value."""
+        """The lowest score that counts as equal to the published one. It is the published score minus 5 % of its
+        absolute value; the 5 % are 1 − `SHARE`."""
         return self.score - (1 - SHARE) * abs(self.score)
 
 
@@ -76,9 +76,9 @@ class Entry(_Stored):
     def reached(self, over: Over | None) -> bool | None:
         """Return whether a row's score is as good as every published score.
 
-        `over` has the statistics of the row's results over seeds. The row's score is as good if the lower end of its
-        95 % interval is not below the `bar` of any published score. The result is None if `over` is None, or if no
-        score was published.
+        `over` has the statistics of the row's results over seeds, among them the 95 % interval of the score. The score
+        counts as good if the lower end of this interval is not below any published score minus its margin of 5 % (see
+        `Published.bar`). The result is None if `over` is None, or if no score was published.
         """
         if over is None or not self.published:
             return None
@@ -160,8 +160,8 @@ class Over:
         seeds: the number of seeds.
         iqm: the interquartile mean of the seeds' mean returns, see `iqm_over_runs`.
         interval: the 95 % confidence interval of `iqm`.
-        steps: environment steps of the population for one seed, the mean over the seeds.
-        cpu_seconds: CPU time for one seed, the mean over the seeds.
+        steps: the number of environment steps of a seed's whole population, as the mean over the seeds.
+        cpu_seconds: the CPU time of a seed's run, as the mean over the seeds.
     """
 
     seeds: int

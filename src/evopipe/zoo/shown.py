@@ -48,7 +48,7 @@ def described(row: ZooRow, sources: Mapping[str, str]) -> Iterator[str]:
 
     Args:
         row: the row.
-        sources: where each publication can be found, by its name, as the function `row.sources` returns it.
+        sources: where each publication can be found, by the publication's name. `evopipe.zoo.row.sources` returns it.
     """
     yield f"{row.name}: {row.entry.family}, parameters in {row.folder / 'params.yaml'}"
     found, over = row.seeds(), row.over()

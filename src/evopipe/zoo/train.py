@@ -28,8 +28,10 @@ _Tell = Callable[[str], None]
 
 
 def train(rows: Sequence[ZooRow], seeds: Sequence[int], jobs: int | None, tell: _Tell, warn: _Tell) -> None:
-    """Train each row with those of the given seeds that have no recorded results, and record the results in the clone's
-    folder `zoo/`.
+    """Train each row of the zoo with the given seeds, and record the results in the clone's folder `zoo/`.
+
+    A row is one algorithm in one environment. A seed is skipped if it already has recorded results with the row's
+    present parameters.
 
     Rows are trained one after another. A seed's run that was stopped continues where it was, if the code is still the
     same. The failure of a row does not stop the others.

@@ -33,9 +33,10 @@ class AdaptedEnvironment(NamedTuple):
 
     Attributes:
         env_class: the class of the environments.
-        env_args: arguments of its constructor, which are added to the user's.
+        env_args: keyword arguments for `env_class`, in addition to those that the user gives.
         agent_class: the class of the agents, if the user names none.
-        tasks: a function (n, seed) → n tasks; another seed gives other tasks. None if the user must give a dataset.
+        tasks: a function (n, seed) that returns n tasks; another seed gives other tasks. None if the user must give a
+            dataset.
     """
 
     env_class: type[Any]

@@ -70,8 +70,8 @@ class McpTools(ToolsEnvironment):
     def compute_final_reward(self) -> Any:
         """Return the reward of the whole episode.
 
-        This is what `reward_fn` returns; without `reward_fn`, 1.0 if the agent's last text equals the task's `answer`,
-        else 0.0.
+        If there is a `reward_fn`, it computes the reward. Otherwise the reward is 1.0 if the agent's last text equals
+        the task's `answer`, else 0.0.
 
         Raises:
             ValueError: there is neither `reward_fn` nor an `answer`.

@@ -84,8 +84,10 @@ def _number(value: Any) -> Any:
 
 
 def seeds(n: int, seed: int) -> list[dict[str, Any]]:
-    """Return `n` tasks, each `{"seed": …}` with a seed of its own. Two different values of `seed` give no task in
-    common, if `n` is at most a million."""
+    """Return `n` tasks, each `{"seed": …}` with another seed for the environment.
+
+    If `n` is at most a million, two calls with different arguments `seed` give no task in common.
+    """
     return [{"seed": seed * 1_000_000 + i} for i in range(n)]
 
 

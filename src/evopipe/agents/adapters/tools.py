@@ -70,8 +70,8 @@ class ToolClass(ToolsEnvironment):
     """An adapter of an environment class in TRL's form: `reset(**row)`, public methods as tools, and optionally
     `get_reward()`.
 
-    The reward of an episode is what `get_reward()` returns; without that method, what `reward_fn` returns; without
-    both, the instance's attribute `reward` at the end.
+    The reward of an episode is what `get_reward()` returns. If the class has no such method, the reward is what
+    `reward_fn` returns. If that is None, too, the reward is the instance's attribute `reward` at the end.
 
     Args:
         environment: the class, or a function that makes instances.
@@ -201,7 +201,8 @@ def adapted(environment: Any, key: str) -> AdaptedEnvironment:
     """Return the adapter of an environment in TRL's form.
 
     Args:
-        environment: the class, a function that makes instances, or a text `module:name` that names either.
+        environment: the class, a function that makes instances, or a text `module:name` that names the class or the
+            function.
         key: the parameter or argument that error messages name.
 
     Raises:

@@ -50,7 +50,7 @@ class Agent(View):
         ALGO: evopipe's name of the algorithm, in classes such as `DQN`; else empty.
         index: the agent's index in the population.
         fitness: the results of `test`, oldest first.
-        scores: returns of finished episodes, for the script's own loop to fill.
+        scores: returns of finished episodes. `collect_rollouts` adds to this list, and so may the script's own loop.
         steps: environment steps, as a list whose last entry is the current count. Loops and training functions update
             it.
         mut: a text that describes the last mutation; `"None"` if nothing changed.
@@ -90,8 +90,8 @@ class Agent(View):
     def viewing(cls, breed: Breed, member: Member, mutation: Mutation = NONE, spared: bool = False) -> Self:
         """Return an agent that is a view of the member `member`.
 
-        The arguments are those of `Agent`, for every subclass. (The constructors of subclasses such as `DQN` take
-        spaces instead.)
+        The arguments are those of the constructor of `Agent`, also if this method is called on a subclass. The
+        constructors of subclasses such as `DQN` take other arguments.
         """
         found = cls.__new__(cls)
         Agent.__init__(found, breed, member, mutation, spared)
@@ -306,10 +306,11 @@ class Agent(View):
                 or arrays (state, action, reward, next_state, done) of B transitions, `[B, …]`. For algorithms that
                 learn from rollouts, a tuple (observations, actions, log_probs, rewards, dones, values, next_obs): six
                 lists with one entry for each step, and the observation after the last step. An entry of `dones` says
-                whether its step ended an episode. If your entries say this of the step before, add an eighth part,
-                `next_done`, for the last step. If `experiences` is None, the agent learns from the steps in its
-                `rollout_buffer`. For a team, each entry is a dictionary by agent, or each list is a dictionary of
-                equally long lists by agent. An agent that is missing from a step's observation is absent in that step.
+                whether its step ended an episode. If each entry says instead whether the step before ended an episode,
+                add an eighth part: `next_done`, which says it of the last step. If `experiences` is None, the agent
+                learns from the steps in its `rollout_buffer`. For a team, each entry is a dictionary by agent, or each
+                list is a dictionary of equally long lists by agent. An agent that is missing from a step's observation
+                is absent in that step.
             n_experiences: n-step transitions that `MultiStepReplayBuffer.sample_from_indices` returned for the indices
                 of `experiences`. The agent then learns from these, with the weights and priorities of `experiences`.
             n_step, per: not needed: they follow from the batches.
@@ -437,7 +438,7 @@ class Agent(View):
         Args:
             path: the folder.
             device: `cpu` or `cuda`; None for the device of the saved agent.
-            accelerator: is accepted and not used; one with several processes is refused.
+            accelerator: has no effect, but one with several processes is refused.
 
         Raises:
             MissingInputError: the folder does not exist.

@@ -84,7 +84,7 @@ class _Algorithm(Agent):
             num_envs: the number of environments of each agent, as in `make_vect_envs`.
             seed: seed of the networks and of every draw.
             device: cpu or cuda; None for cuda if it is available.
-            accelerator: is accepted and not used; one with several processes is refused.
+            accelerator: has no effect, but one with several processes is refused.
             actor_network, critic_network: networks of one's own, see `DummyEvolvable`; of DQN, CQN and PPO.
             wrapper_cls, wrapper_kwargs: what is put around each agent, such as `RSNorm`.
             observation_spaces, action_spaces: other spellings of the two spaces.
@@ -128,8 +128,8 @@ _ROLLOUTS = {"batch_size": 64, "lr": 1e-4, "learn_step": 2048, "gamma": 0.99, "g
 class DQN(_Algorithm):
     """An agent of deep Q-learning, double by default.
 
-    A call makes one agent, and `population` makes several. Hyper-parameters are arguments by name, and `DEFAULTS` has
-    their defaults.
+    The class makes one agent, and its method `population` makes several. Hyper-parameters are arguments by name, and
+    `DEFAULTS` has their defaults.
 
     Examples:
         >>> import gymnasium
@@ -148,8 +148,8 @@ class DQN(_Algorithm):
 class RainbowDQN(_Algorithm):
     """An agent of Rainbow, a distributional, dueling, noisy deep Q-network.
 
-    A call makes one agent, and `population` makes several. Hyper-parameters are arguments by name, and `DEFAULTS` has
-    their defaults.
+    The class makes one agent, and its method `population` makes several. Hyper-parameters are arguments by name, and
+    `DEFAULTS` has their defaults.
 
     Attributes:
         beta: the exponent of importance weights, which a script's own loop passes to `memory.sample`.
@@ -196,8 +196,8 @@ class RainbowDQN(_Algorithm):
 class CQN(_Algorithm):
     """An agent of conservative Q-learning over discrete actions, which learns from a dataset.
 
-    A call makes one agent, and `population` makes several. Hyper-parameters are arguments by name, and `DEFAULTS` has
-    their defaults.
+    The class makes one agent, and its method `population` makes several. Hyper-parameters are arguments by name, and
+    `DEFAULTS` has their defaults.
 
     Examples:
         >>> import gymnasium
@@ -214,8 +214,8 @@ class CQN(_Algorithm):
 class DDPG(_Algorithm):
     """An agent of deep deterministic policy gradient.
 
-    A call makes one agent, and `population` makes several. Hyper-parameters are arguments by name, and `DEFAULTS` has
-    their defaults.
+    The class makes one agent, and its method `population` makes several. Hyper-parameters are arguments by name, and
+    `DEFAULTS` has their defaults.
 
     Examples:
         >>> import gymnasium
@@ -233,8 +233,8 @@ class DDPG(_Algorithm):
 class TD3(_Algorithm):
     """An agent of twin delayed deep deterministic policy gradient.
 
-    A call makes one agent, and `population` makes several. Hyper-parameters are arguments by name, and `DEFAULTS` has
-    their defaults.
+    The class makes one agent, and its method `population` makes several. Hyper-parameters are arguments by name, and
+    `DEFAULTS` has their defaults.
 
     Examples:
         >>> import gymnasium
@@ -251,8 +251,8 @@ class TD3(_Algorithm):
 class PPO(_Algorithm):
     """An agent of proximal policy optimisation; its network is recurrent with `recurrent=True`.
 
-    A call makes one agent, and `population` makes several. Hyper-parameters are arguments by name, and `DEFAULTS` has
-    their defaults.
+    The class makes one agent, and its method `population` makes several. Hyper-parameters are arguments by name, and
+    `DEFAULTS` has their defaults.
 
     Examples:
         >>> from evopipe.compat.agilerl import PPO, collect_rollouts, make_vect_envs

@@ -93,11 +93,12 @@ class Breed:
         return own.astype(np.float32).reshape(-1, *space.shape)
 
     def drawn(self, own: Any, count: int, space: ActionSpace | None = None) -> torch.Tensor:
-        """Convert n actions `[n, …]` from the environment's units to the algorithm's encoding; this is the inverse of
-        the method `undrawn`. The result has no padding.
+        """Convert n actions `[n, …]` from the environment's units to the algorithm's encoding.
+
+        This is the inverse of the method `undrawn`, but the result has no padding.
 
         Args:
-            own: the actions.
+            own: the actions in the environment's units.
             count: the number of actions, `n`.
             space: for an agent of a team, that agent's space; None for a single agent.
         """

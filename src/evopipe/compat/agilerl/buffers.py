@@ -266,10 +266,10 @@ class ReplayBuffer(Memory):
 
         Args:
             batch_size: the number of transitions.
-            *args: for a prioritised buffer, `beta`.
-            beta: for a prioritised buffer, how strongly importance weights correct for the priorities: 0 not at all, 1
-                fully; None for 0.4.
-            return_idx: not needed: the indices are in `["idxs"]`.
+            *args: `beta`, if it is passed by position.
+            beta: how strongly the importance weights of a prioritised buffer correct for the priorities: 0 not at all,
+                1 fully; None for 0.4. It has no effect for other buffers.
+            return_idx: has no effect; the batch always has the indices, as `["idxs"]`.
 
         Raises:
             UsageError: the buffer is empty.

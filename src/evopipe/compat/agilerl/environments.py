@@ -80,8 +80,10 @@ def made_by(function: Callable[[], Any], num_envs: int) -> EnvConfig:
 
 
 def remember(env: Any, config: EnvConfig) -> None:
-    """Store that the environment `env` was made from the block `config`, the block `env` of `params.yaml`. The function
-    `config_of` then returns this block for the environment."""
+    """Store the configuration from which an environment was made, so that the function `config_of` returns it.
+
+    `config` has the form of the block `env` of `params.yaml`.
+    """
     _known[env] = config
 
 

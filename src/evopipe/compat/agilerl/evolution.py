@@ -114,8 +114,8 @@ class Mutations:
         mutate_elite: whether the fittest agent, at index 0, mutates too.
         rand_seed: seed of a run of `train_off_policy` and the other training functions; None for the population's seed.
             The method `mutation` does not use it: its draws depend on the agents' random keys.
-        rl_hp_selection: names of the hyper-parameters that mutate; None for those in the population's `hp_config`, or
-            without that the algorithm's own.
+        rl_hp_selection: names of the hyper-parameters that mutate. None for those in the population's `hp_config`, or
+            for those of the algorithm if the population has no `hp_config`.
         min_lr, max_lr, min_learn_step, max_learn_step, min_batch_size, max_batch_size: the bounds of these
             hyper-parameters; None keeps the bounds of `hp_config` or of the algorithm.
         algo, arch, agent_ids: not needed, because they follow from the agents. If `algo` is given, it must be the

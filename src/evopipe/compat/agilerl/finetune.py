@@ -48,7 +48,7 @@ def finetune_llm_reasoning(
         pop: agents, as `create_population` or `GRPO.population` make them.
         env: the questions and their reward function. Give either `env` or `env_fn`.
         env_fn: a function that makes `env`. It is called once, because all agents get the same questions.
-        init_hp: is only checked; it must agree with the population's settings.
+        init_hp: hyper-parameters that must agree with the population's; they are checked, and not used otherwise.
         save_elite: whether the best agent is written with its model to `elite_path`; `evopipe.load` reads it.
         elite_path: the folder for the best agent; the default is `<algorithm>-elite`.
         wb: whether metrics go to Weights & Biases.
@@ -64,7 +64,7 @@ def finetune_llm_reasoning(
         max_reward: the reward of a completion that is completely right. The share of such completions is reported as
             `accuracy`; None for no such report.
         verbose: whether progress is printed.
-        accelerator: is accepted and not used; one with several processes is refused.
+        accelerator: has no effect, but one with several processes is refused.
         max_steps: the number of questions that each agent gets, rounded up to whole steps; None for each question once.
         num_epochs: the number of times that each agent gets all questions; if given, `max_steps` has no effect.
         log_csv: whether to write `<algorithm>.csv`: for each agent and each time between two evaluations, the mean
@@ -112,7 +112,7 @@ def finetune_llm_preference(
         pop: agents, as `create_population` or `DPO.population` make them.
         env: the pairs. Give either `env` or `env_fn`.
         env_fn: a function that makes `env`. It is called once, because all agents get the same pairs.
-        init_hp: is only checked; it must agree with the population's settings.
+        init_hp: hyper-parameters that must agree with the population's; they are checked, and not used otherwise.
         save_elite, elite_path: whether the best agent is written with its model, and to which folder; the default is
             `dpo-elite`.
         wb, wandb_api_key, wandb_project, wandb_entity, wandb_run_name: whether metrics go to Weights & Biases, and its
@@ -120,10 +120,11 @@ def finetune_llm_preference(
         evo_steps: steps between evolutions; needed with `tournament` or `mutation`.
         checkpoint_steps: steps between two checkpoints, in which each agent is written to a folder
             `<elite_path>_<index>_<step>`; None for no checkpoints.
-        tournament, mutation: the selection, and the mutation of hyper-parameters; None leaves out that step.
+        tournament: the selection; None for no selection.
+        mutation: the mutation of hyper-parameters; None for no mutation.
         evaluation_interval: steps between evaluations.
         verbose: whether progress is printed.
-        accelerator: is accepted and not used; one with several processes is refused.
+        accelerator: has no effect, but one with several processes is refused.
         max_steps: the number of pairs that each agent gets, rounded up to whole steps; None for each pair once.
         num_epochs: the number of times that each agent gets all pairs; if given, `max_steps` has no effect.
         log_csv: whether to write `dpo.csv`: for each agent and each time between two evaluations, the mean loss and the

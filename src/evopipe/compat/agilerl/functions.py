@@ -70,7 +70,7 @@ def train_off_policy(
         elite_path: where the best agent is written.
         wb: whether metrics go to Weights & Biases.
         verbose: whether progress is printed.
-        accelerator: is accepted and not used; one with several processes is refused.
+        accelerator: has no effect, but one with several processes is refused.
         wandb_api_key: key of Weights & Biases.
         wandb_kwargs: only `project` is allowed.
 
@@ -190,7 +190,7 @@ def train_on_policy(
             checkpoints), the beginning of the names of their folders, and whether only the last ones are kept.
         save_elite, elite_path: whether the best agent is written, and to which folder; `evopipe.load` reads it.
         verbose: whether progress is printed.
-        accelerator: is accepted and not used; one with several processes is refused.
+        accelerator: has no effect, but one with several processes is refused.
         wb, wandb_api_key: whether metrics go to Weights & Biases, and its key.
         wandb_kwargs: settings of Weights & Biases; only `project` is allowed.
         collect_rollouts_fn: None, `collect_rollouts` or `collect_rollouts_recurrent` for evopipe's own collection of
@@ -249,7 +249,7 @@ def train_offline(
             checkpoints), the beginning of the names of their folders, and whether only the last ones are kept.
         save_elite, elite_path: whether the best agent is written, and to which folder; `evopipe.load` reads it.
         verbose: whether progress is printed.
-        accelerator: is accepted and not used; one with several processes is refused.
+        accelerator: has no effect, but one with several processes is refused.
         wb, wandb_api_key: whether metrics go to Weights & Biases, and its key.
         minari_dataset_id: a Minari dataset, a folder or an id.
         remote: whether Minari may download the dataset.
@@ -315,7 +315,7 @@ def train_multi_agent_off_policy(
             checkpoints), the beginning of the names of their folders, and whether only the last ones are kept.
         save_elite, elite_path: whether the best team is written, and to which folder; `evopipe.load` reads it.
         verbose: whether progress is printed.
-        accelerator: is accepted and not used; one with several processes is refused.
+        accelerator: has no effect, but one with several processes is refused.
         wb, wandb_api_key: whether metrics go to Weights & Biases, and its key.
 
     The result is the trained teams by index, and one list of their fitnesses for each generation. The errors are those
@@ -377,7 +377,7 @@ def train_multi_agent_on_policy(
             checkpoints), the beginning of the names of their folders, and whether only the last ones are kept.
         save_elite, elite_path: whether the best team is written, and to which folder; `evopipe.load` reads it.
         verbose: whether progress is printed.
-        accelerator: is accepted and not used; one with several processes is refused.
+        accelerator: has no effect, but one with several processes is refused.
         wb, wandb_api_key: whether metrics go to Weights & Biases, and its key.
 
     The result is the trained teams by index, and one list of their fitnesses for each generation. The errors are those

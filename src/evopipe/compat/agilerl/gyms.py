@@ -31,7 +31,7 @@ class ReasoningGym:
             last message is the assistant's, the model continues it. None makes the question itself the prompt, without
             a chat template.
         data_batch_size_per_gpu: the number of questions in a step.
-        accelerator: is accepted and not used; one with several processes is refused.
+        accelerator: has no effect, but one with several processes is refused.
         return_raw_completions: must be False; `reward_fn` gets text without special tokens.
         max_context_length: the most tokens of a prompt; longer prompts are left out. None for no limit.
         seed: seed of the order of the rows.
@@ -91,7 +91,8 @@ class ReasoningGym:
         `rows` has the dataset's row of each completion.
 
         Raises:
-            EnvironmentFailed: `reward_fn` failed for all completions, and this method has not returned before.
+            EnvironmentFailed: `reward_fn` failed for all completions, and every earlier call of this method (if any)
+                raised this error too.
         """
 
         def score(row: Mapping[str, Any], completion: str) -> float:
@@ -117,7 +118,7 @@ class PreferenceGym:
         test_dataset: rows of the same kind, which score agents while they train.
         tokenizer: the model's tokenizer, of `transformers`.
         data_batch_size_per_gpu: the number of pairs in a step.
-        accelerator: is accepted and not used; one with several processes is refused.
+        accelerator: has no effect, but one with several processes is refused.
         max_context_length: the most tokens of a prompt, and of a completion; longer rows are left out. None for no
             limit.
         seed: seed of the order of the rows.

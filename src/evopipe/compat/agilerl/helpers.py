@@ -80,7 +80,7 @@ def tournament_selection_and_mutation(
         env_name, algo: the environment and the algorithm, which name the elite's folder if `elite_path` is None.
         elite_path: the folder to which the elite is written.
         save_elite: whether the elite is written, as `Agent.load` reads it.
-        accelerator: is accepted and not used; one with several processes is refused.
+        accelerator: has no effect, but one with several processes is refused.
         language_model: must be False, because agents of language models are trained by the finetuning functions.
 
     Raises:

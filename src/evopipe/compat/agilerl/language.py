@@ -79,10 +79,11 @@ class LanguageBreed:
         return configure(TextRuntime.model_validate({"device": self.device}))
 
     def params(self, changes: Mapping[str, Any], env: Gym | None = None) -> LanguageParams:
-        """Return the parameters of a run of these agents.
+        """Return the parameters of a run that trains the agents of the population.
 
         Args:
-            changes: blocks of `params.yaml` by name, such as `train`. Each replaces the agents' own block as a whole.
+            changes: blocks of `params.yaml` by name, such as `train`. Each replaces the block that follows from the
+                population's settings, as a whole.
             env: the environment, whose batch size and context length are used; None for the defaults.
 
         Raises:
@@ -102,7 +103,8 @@ class LanguageBreed:
 
     @cached_property
     def spec(self) -> TextSpec:
-        """The run configuration of the agents. It includes the attribute `tokenizer`, or none if that is None."""
+        """The run configuration of the agents. It has the tokenizer of the attribute `tokenizer`; if the attribute is
+        None, the configuration has no tokenizer."""
         return self.spec_at(self.params({}), None)
 
     def spec_at(self, params: LanguageParams, env: Gym | None) -> TextSpec:
@@ -125,7 +127,7 @@ class LanguageAgent(View):
     Attributes:
         breed: the model, algorithm and settings that all agents of the population share.
         fitness: the scores of tests and of evaluations in training, oldest first.
-        scores: scores, for the script's own loop to fill.
+        scores: a list of numbers that only the script's own loop fills.
         steps: the number of prompts so far, as a list whose last entry is the current number.
         mutation: the last mutation.
 
@@ -230,13 +232,14 @@ def language_agents(
         size: the number of agents.
         actor_network: a causal language model of `transformers`, or a folder that holds one.
         tokenizer: the model's tokenizer; None for that of the environment.
-        pad_token_id, pad_token: the id of the padding token (None for that of the tokenizer), and its text.
+        pad_token_id: the id of the padding token; None for that of the tokenizer.
+        pad_token: the text of that token; it has no effect, but needs `pad_token_id`.
         hp_config: the ranges of the hyper-parameters that may mutate; None for the algorithm's own ranges.
         lora_config: an object or mapping with the adapters' `r` and `lora_alpha`; None for 8 and 16.
         full: whether agents train every weight instead of adapters; meant for tiny models.
         seed: seed of the adapters' first weights and of all random draws.
         device: `cpu` or `cuda`; None for `cuda` if it is available.
-        accelerator: is accepted and not used; one with several processes is refused.
+        accelerator: has no effect, but one with several processes is refused.
         settings: hyper-parameters by name, see `LanguageSettings`; those not given have the algorithm's defaults.
 
     Raises:
@@ -328,7 +331,7 @@ class LanguageAlgorithm:
             full: whether agents train every weight instead of adapters; meant for tiny models.
             seed: seed of the adapters' first weights and of all random draws.
             device: `cpu` or `cuda`; None for `cuda` if it is available.
-            accelerator: is accepted and not used; one with several processes is refused.
+            accelerator: has no effect, but one with several processes is refused.
             **settings: hyper-parameters, see `LanguageSettings`. Those that are not given have the defaults that
                 `evopipe params block` prints.
 
@@ -354,14 +357,15 @@ class LanguageAlgorithm:
         Args:
             size: the number of agents.
             actor_network: a causal language model of `transformers`, or a folder that holds one.
-            pad_token_id, pad_token: the id of the padding token (None for that of the tokenizer), and its text.
+            pad_token_id: the id of the padding token; None for that of the tokenizer.
+            pad_token: the text of that token; it has no effect, but needs `pad_token_id`.
             hp_config: the ranges of the hyper-parameters that may mutate; None for the algorithm's own ranges.
             tokenizer: the model's tokenizer; None for that of the environment.
             lora_config: an object or mapping with the adapters' `r` and `lora_alpha`; None for 8 and 16.
             full: whether agents train every weight instead of adapters; meant for tiny models.
             seed: seed of the adapters' first weights and of all random draws.
             device: `cpu` or `cuda`; None for `cuda` if it is available.
-            accelerator: is accepted and not used; one with several processes is refused.
+            accelerator: has no effect, but one with several processes is refused.
             settings: hyper-parameters by name, see `LanguageSettings`.
 
         Raises:

@@ -328,7 +328,7 @@ def rollout_of(spec: EnvSpec, cohort: Cohort, taken: Sequence[RecordedStep]) -> 
 
     Args:
         spec: the run configuration.
-        cohort: the tensors of the member, as a cohort (a group of members that train as one batch) of this one.
+        cohort: the member, as a cohort of one. A cohort is a group of members that train as one batch.
         taken: the recorded steps in order.
 
     Raises:

@@ -58,9 +58,9 @@ def own_network(algo: str, own: Mapping[str, Any], net: Mapping[str, Any]) -> di
         net: the script's `net_config`, which must be empty.
 
     Raises:
-        UsageError: the algorithm does not take a script's networks, a network is missing, a network is given that the
-            algorithm does not have, a network is neither a `torch.nn.Module` nor a `DummyEvolvable`, or `net` is not
-            empty.
+        UsageError: the algorithm does not take a script's networks, or `net` is not empty. Or a network is missing, or
+            belongs to a role that the algorithm does not have. Or a network is neither a `torch.nn.Module` nor a
+            `DummyEvolvable`.
     """
     roles = _SERVED.get(algo)
     if roles is None:

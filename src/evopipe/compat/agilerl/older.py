@@ -75,8 +75,8 @@ def initialPopulation(algo: str, INIT_HP: Any = None, **kwargs: Any) -> list[Age
     """Return a new population of agents. This is the old name of `create_population`, with the same arguments: `algo`,
     `INIT_HP` and, in `kwargs`, the others.
 
-    For PPO, `LEARN_STEP` in `INIT_HP` is ignored and rollouts have their default length, because scripts with this name
-    learned once an episode.
+    For PPO, `LEARN_STEP` in `INIT_HP` is ignored, and rollouts have their default length. Scripts that use the old name
+    learned once at the end of each episode, so their `LEARN_STEP` is not the length of a rollout.
 
     Examples:
         >>> from evopipe import initialPopulation

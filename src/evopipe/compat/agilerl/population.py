@@ -129,7 +129,7 @@ def made(
         size: the number of agents.
         num_envs: the number of environments of each agent.
         device: cpu or cuda; None for cuda if it is available.
-        accelerator: is accepted and not used; one with several processes is refused.
+        accelerator: has no effect, but one with several processes is refused.
         ids: names of a team's agents, if spaces are lists.
         seed: seed of the networks' first weights and of all random draws.
         own: the caller's own networks by role, `actor` and `critic`; both values are None for evopipe's networks.

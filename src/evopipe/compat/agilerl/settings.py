@@ -293,7 +293,7 @@ class LanguageSettings(TypedDict, total=False):
         lr: the learning rate. In `LLMPPO` it is that of both the policy and the value.
         lr_actor, lr_critic: the learning rates of the policy and of the value.
         beta: the weight β of the divergence from the base model. In `DPO` it is the factor of log-probability ratios.
-        clip_coef: how far a probability ratio may go from 1; as a pair, down and up.
+        clip_coef: how far a probability ratio may go from 1. A pair has one limit for below 1 and one for above 1.
         max_grad_norm: the largest norm of a gradient.
         update_epochs: passes over the completions of a step.
         group_size: completions of one prompt.

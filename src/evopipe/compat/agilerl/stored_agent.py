@@ -36,7 +36,8 @@ def write(folder: Path, breed: Breed, member: Member, counters: Mapping[str, Any
 def read(folder: Path, device: Any = None) -> tuple[Member, Breed, dict[str, Any]]:
     """Return the member, the breed and the counters of an agent from a folder that `write` wrote.
 
-    `device` is `cpu` or `cuda`; None for the device of the saved agent.
+    The breed is what all agents of a population share: algorithm, parameters and spaces. `device` is `cpu` or `cuda`;
+    None for the device of the saved agent.
 
     Raises:
         MissingInputError: the folder does not exist.

@@ -21,7 +21,9 @@ _ByAgent = dict[Any, Any]
 
 @dataclass(frozen=True)
 class Ends:
-    """The result of the step that led to a `TeamObservations`, before environments without agents were reset.
+    """The result of the step that led to a `TeamObservations`, as it was before ended episodes began anew.
+
+    An environment whose agents have all left is reset in the same step.
 
     Attributes:
         obs: the observations after the step. Where the step ended an episode, they are the last ones of that episode.
@@ -40,7 +42,7 @@ class TeamObservations(dict[Any, Any]):
     Args:
         obs: the observations by agent.
         present: bool `[n]` by agent: whether the agent is present.
-        ends: the result of the step that led to the observations; None after a reset.
+        ends: the result of the step that led to the observations, see `Ends`; None after a reset.
     """
 
     def __init__(self, obs: Mapping[Any, Any], present: Mapping[Any, _Bools], ends: Ends | None = None) -> None:
@@ -49,9 +51,9 @@ class TeamObservations(dict[Any, Any]):
 
 
 def ends_of(obs: Any) -> Ends | None:
-    """Return the result of the step that led to the observations `obs`.
+    """Return the result of the step after which a vector returned the observations `obs`.
 
-    Return None if no step led to them but a reset, or if `obs` is no `TeamObservations`.
+    Return None if the observations are those of a reset, or if `obs` is no `TeamObservations`.
     """
     return getattr(obs, "ends", None)
 

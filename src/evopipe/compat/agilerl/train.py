@@ -129,8 +129,9 @@ def conducted(
     problem: Problem[JobT], agents: Sequence[Any], params: AnyParams, quiet: bool, key: str | None,
     name: str | None = None,
 ) -> Iterator[Session[JobT]]:  # fmt: skip
-    """Open the session of a training that a script started, as a context. At the end its checkpoints are removed, and
-    also its log if no tracker is used.
+    """Open the session of a training that a script started, for a `with` block.
+
+    At the end of the block the training's checkpoints are removed. If no tracker is used, its log is removed too.
 
     Args:
         problem: the problem that the agents train on.

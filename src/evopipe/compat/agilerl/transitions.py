@@ -116,10 +116,11 @@ def mapped(part: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def parts_of(transition: Any, of: str) -> tuple[dict[str, Any], bool]:
-    """Return a transition's parts by the names `state`, `action`, `reward`, `next_state` and `done`, and whether they
-    are of several environments.
+    """Return a transition's parts by the names `state`, `action`, `reward`, `next_state` and `done`, and whether the
+    transition holds steps of several environments.
 
-    A bandit's transition may have only a context and a reward. Its action is then 0, and `done` is True.
+    A bandit's transition may have only its context (`state`) and a reward. Then the action is 0, the next state is the
+    context, and `done` is True.
 
     Raises:
         UsageError: a part is missing or unknown; the message begins with `of`, such as the name of a buffer's class.

@@ -44,7 +44,8 @@ class _Observed(np.ndarray[Any, Any]):
 
 
 def marks_of(obs: Any, count: int) -> Marks | None:
-    """Return the `Marks` attached to `count` observations; None if none are attached."""
+    """Return the flags (`Marks`) that observations of `count` environments carry: whether the step before them was a
+    reset, and whether it ended an episode. None if they carry no flags, or those of another number of environments."""
     while isinstance(obs, dict | tuple) and obs:
         obs = next(iter(obs.values())) if isinstance(obs, dict) else obs[0]
     marks = getattr(obs, "marks", None)

@@ -107,8 +107,8 @@ class AgentWrapper:
         return found
 
     def clone(self, index: int | None = None, wrap: bool = True) -> Self:
-        """Return a copy of this wrapper around a copy of its agent. `index` is the copy's index in the population, None
-        for the agent's own; `wrap` has no effect."""
+        """Return a copy of this wrapper around a copy of its agent. `index` is the copy's index in the population; if
+        it is None, the copy has the agent's index. `wrap` has no effect."""
         return self.around(self.agent.clone(index))
 
 

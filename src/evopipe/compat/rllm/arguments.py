@@ -23,8 +23,11 @@ _BASES = {"agent_class": "BaseAgent", "env_class": "BaseEnv"}
 
 
 def source_of(thing: Any) -> str:
-    """Return the text of a class or function; where there is none, its name. Of a command, its words and the hashes of
-    the files among them."""
+    """Return a text that identifies `thing`, so that a change of its code is noticed.
+
+    For a class or function it is the source text, or the name if there is no source text. For a command (a list of
+    words) it has the words, and the hashes of those that are files. For None it is empty.
+    """
     if isinstance(thing, (list, tuple)):
         files = [Path(word) for word in thing if Path(word).is_file()]
         return json.dumps([list(thing), [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]])
@@ -43,7 +46,10 @@ def shown(args: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check_engine(engine: str, env_class: Any) -> None:
-    """Check the name of the engine, and that `ray` is installed and has a class of environments, if it is named."""
+    """Check the name of the engine: `auto`, `local` or `ray`.
+
+    For `ray`, also check that the package is installed and that there is a class of environments, `env_class`.
+    """
     if engine not in ("auto", "local", "ray"):
         raise ValueError(f"engine: {engine!r} is none of auto, local, ray")
     if engine == "ray":
@@ -56,7 +62,12 @@ def check_engine(engine: str, env_class: Any) -> None:
 
 
 def check_classes(workflow: Any, agent: Any, env: Any, flow: Any, endpoint: bool) -> None:
-    """Check that there is one way to make episodes, and that the classes are such."""
+    """Check the arguments of `AgentTrainer` that say how episodes are made, and raise an error if they do not fit.
+
+    There must be either `workflow`, or `agent` and `env`, or `flow`. The classes must have the methods of a workflow,
+    an agent or an environment. `flow` must be an async function of a task and a model. If `endpoint` is True, there
+    must be a `flow`: a function of a task and a connection, or a command.
+    """
     if endpoint and flow is None:
         raise ValueError("endpoint=True is for a flow, which asks its model over HTTP: pass flow, no classes")
     if flow is not None:
@@ -108,7 +119,10 @@ def _called(thing: Any) -> str:
 
 
 def parameters_of(cls: type[Any]) -> dict[str, inspect.Parameter]:
-    """Return what a constructor takes, its base classes' arguments included where it hands any on."""
+    """Return the parameters of a class's constructor, by name.
+
+    If the constructor has `**kwargs`, the result includes the parameters of the base class's constructor.
+    """
     found: dict[str, inspect.Parameter] = {}
     for each in cls.__mro__:
         if "__init__" not in vars(each) or each is object:
@@ -121,7 +135,10 @@ def parameters_of(cls: type[Any]) -> dict[str, inspect.Parameter]:
 
 
 def check_arguments(cls: type[Any], args: Mapping[str, Any], what: str) -> None:
-    """Check that a constructor takes these arguments; `what` is their name in the error message."""
+    """Check that the constructor of `cls` takes the arguments in `args`.
+
+    `what` is the name under which the error message mentions `args`.
+    """
     known, made = parameters_of(cls), getattr(cls, "from_dict", None)
     if made is not None and getattr(made, "__func__", made) is not vars(BaseEnv)["from_dict"].__func__:
         return  # its own `from_dict` reads them

@@ -49,8 +49,10 @@ class _Resolved:
 
 
 def read(config: Any) -> tuple[Values, bool]:
-    """Return a configuration's overrides by dotted keys, and whether the configuration is a complete one, in which
-    unknown keys are no error.
+    """Return a configuration's overrides by dotted keys, and a bool: whether unknown keys in it are allowed.
+
+    They are allowed in a YAML file, an object with attributes, or an OmegaConf configuration, because these may be
+    complete configurations of rLLM. In a mapping or a list, an unknown key is an error.
 
     Args:
         config: None; a mapping, dotted or nested; a list of `key=value` and paths of YAML files, of which later entries

@@ -71,8 +71,8 @@ class Trained:
         evaluation: the results of evaluation. `evaluation["elite"]` has those of the elite by name: `mean`, `interval`,
             `pass@1`, `pass@k` …; it is missing if nothing was trained. `evaluation["base"]` has those of the untrained
             base model; it is missing if the base model was not scored before training.
-        curve: a row for each generation: generation, step, training and validation episodes, best, mean and elite
-            score.
+        curve: a list for each generation, with seven values: the generation, the step, the training episodes and the
+            validation episodes so far, the best score, the mean score, and the score of the elite.
         measures: a mapping for each generation and member, with the figures of its training rounds.
         validated: a mapping for each generation and member, with the figures of its validations.
     """

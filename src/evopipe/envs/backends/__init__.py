@@ -36,8 +36,8 @@ class RowStepper(Protocol):
         """Begin an episode in each of the environments `rows` `[n]`, from its own seed `[n]`; return the first
         observations and masks.
 
-        `upcoming` is a function (rows `[n]`, k) → `[n, k]`, the seeds of the next k episodes of these rows, or None.
-        With it, an implementation may begin episodes ahead of time.
+        `upcoming` is None, or a function (rows `[n]`, k) → `[n, k]` that returns the seeds of the next k episodes of
+        these rows. With such a function, an implementation may begin episodes ahead of time.
 
         Raises:
             Fault: an environment failed.
@@ -99,6 +99,8 @@ def get(cfg: EnvConfig) -> Backend:
 
 
 def as_tensors(cfg: EnvConfig) -> Callable[..., Any] | None:
-    """Return the function of `env.backend` that makes a `TensorPool` or an object like it; None if the backend has no
-    such function."""
+    """Return the function `tensors` of the backend that `env.backend` names; None if the backend has no such function.
+
+    The function makes a `TensorPool`, or an object with the same methods.
+    """
     return get(cfg).tensors

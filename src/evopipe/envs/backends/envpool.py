@@ -53,9 +53,9 @@ class EnvpoolRows:
         """Begin an episode in each of the environments `rows` `[n]`, from its own seed `[n]`; return the first
         observations.
 
-        Envpool takes a seed only at construction, so each episode has an environment of its own. `upcoming` is a
-        function (rows `[n]`, k) → `[n, k]`, the seeds of the next k episodes of these rows, or None. With it,
-        environments for later episodes are constructed at the same time.
+        Envpool takes a seed only at construction, so each episode has an environment of its own. `upcoming` is None or
+        a function (rows `[n]`, k) that returns the seeds `[n, k]` of the next k episodes of these rows. If it is given,
+        environments for later episodes may be constructed at the same time.
         """
         if any(not self._spares.get(seed) for seed in seeds.tolist()):
             self._restock(seeds, upcoming)

@@ -99,7 +99,7 @@ def score_of(task: Task, own: str | None) -> Score:
 
     Raises:
         ParamsError: there is no such function.
-        EnvironmentFailed: importing its module raised an exception, or took more than 60 seconds.
+        EnvironmentFailed: importing the user's module raised an exception, or took more than 60 seconds.
     """
     if own is None:
         return task.score

@@ -53,8 +53,10 @@ class GymTask(Schema):
         return self._made[seed, size]
 
     def rows(self, rng: np.random.Generator, n: int) -> list[dict[str, Any]]:
-        """Make `n` rows of questions, drawn by the NumPy generator `rng`. If a question has no single answer, its
-        `answer` is empty, and it has no `completion`."""
+        """Make `n` rows of questions, drawn by the NumPy generator `rng`.
+
+        If a question has no single answer, the row's `answer` is empty, and the row has no `completion`.
+        """
         seed = int(rng.integers(2**31))
         made = self._questions(seed, n)
         return [_row(each, seed, n, index) for index, each in zip(range(n), made, strict=False)]

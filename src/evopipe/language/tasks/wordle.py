@@ -150,9 +150,9 @@ class Wordle(Schema):
     def play(self, seeds: np.ndarray, act: Act) -> PlayedGames:
         """Play R games at once, one for each of the `seeds` `[R]`; return the results.
 
-        `act` is a function that chooses letters. It takes the tokens of the games so far, padded to L tokens, `[R, L]`,
-        and the number of tokens in each game, `[R]`, and returns the token of the next letter of every game, `[R]`; the
-        letter of a finished game is ignored. A game depends only on its own seed and guesses.
+        `act` is a function that chooses letters. Its arguments are the tokens of the games so far, `[R, L]`, padded to
+        L tokens, and the number of tokens in each game, `[R]`. It returns the token of the next letter of every game,
+        `[R]`. The letters of finished games are ignored. A game depends only on its own seed and guesses.
         """
         vocabulary, n = self.vocabulary, len(seeds)
         games = WordGames(vocabulary, n)
@@ -233,8 +233,8 @@ class Wordle(Schema):
         `acts` (tokens that the player wrote), `reward` and `done`, `[n, L]` each.
 
         Raises:
-            DataError: a game is impossible or unfinished; the message begins with `where` and the game's number, from
-                1.
+            DataError: a game is impossible or unfinished. The message begins with `where` and the game's number; the
+                first game has the number 1.
         """
         for number, row in enumerate(rows, start=1):
             self.check(row, f"{where}:{number}")

@@ -39,8 +39,8 @@ class Vocabulary:
 
     @cached_property
     def codes(self) -> np.ndarray:
-        """The colours that each word gets as a guess for each secret word, as codes (see `code`): `[guesses, words]`
-        uint16."""
+        """Codes of colours (see `code`), `[guesses, words]` uint16. Entry [i, j] stands for the colours that the guess
+        of word i gets if word j is the secret word."""
         text = np.array(self.words).view(np.uint32).reshape(len(self), self.length)
         rows = max(1, _AT_ONCE // (len(self) * self.length**2))
         return np.concatenate([code(text[i : i + rows, None], text) for i in range(0, len(self), rows)])
@@ -54,8 +54,11 @@ class Vocabulary:
         return "" if code < 0 else "".join(COLOURS[code // 3**i % 3] for i in range(self.length))
 
     def gains(self, possible: np.ndarray) -> np.ndarray:
-        """Return the expected information that each of the V words gives as a guess, `[V]` in bits, if all `possible`
-        words (bool `[V]`) are equally likely. This is the entropy of the colours that the guess gets."""
+        """Return for each of the V words how much information it is expected to give as a guess, `[V]` in bits.
+
+        `possible` is bool `[V]`: the words that may be the solution. All of these are equally likely. The expected
+        information is the entropy of the colours that the guess gets.
+        """
         codes = self.codes[:, possible]
         n, k = codes.shape
         at = codes + np.arange(n)[:, None] * 3**self.length
@@ -64,8 +67,11 @@ class Vocabulary:
         return gains
 
     def best(self, possible: np.ndarray) -> int:
-        """Return the index of the guess with the most expected information about the secret, which is one of the
-        `possible` words (bool `[V]`, for V words). Ties go to a possible word, then to the lowest index."""
+        """Return the index of the guess with the most expected information about the secret word.
+
+        `possible` `[V]` bool says which of the vocabulary's V words can be the secret. The guess may be any word of the
+        vocabulary. Ties go to a possible word, then to the lowest index.
+        """
         key = np.packbits(possible).tobytes()
         if key not in self._best:
             self._best[key] = int(np.argmax(np.round(self.gains(possible), 9) + 1e-10 * possible))
@@ -105,12 +111,13 @@ class WordGames:
         self.over = np.zeros(rows, bool)
 
     def guess(self, guesses: np.ndarray, chance: np.ndarray) -> np.ndarray:
-        """Make one guess in each game; return the codes of the colours `[R]`, −1 for no colours. Games that are over do
-        not change.
+        """Make one guess in each game; return the codes of the colours `[R]`.
+
+        The code is −1, for no colours, if the guess is no word or the game is over. Such games do not change.
 
         Args:
             guesses: `[R]` indices of words, −1 for a text that is no word.
-            chance: `[R]` random numbers in [0, 1), which draw the secret words.
+            chance: `[R]` random numbers in [0, 1). Each draws its game's secret from the words that are still possible.
         """
         codes = np.full(len(guesses), -1)
         rows = np.flatnonzero(~self.over & (guesses >= 0))
@@ -165,8 +172,10 @@ POLICIES: dict[str, Policy] = {
 
 
 def read_words(source: str | Sequence[str]) -> tuple[str, ...]:
-    """Return a vocabulary's words: of `tiny` (all pairs of the letters a to d), of `five` (common words of five
-    letters), of a text file with one word a line, or of the given list.
+    """Return the words of a vocabulary.
+
+    `source` is `tiny` (all pairs of the letters a to d), `five` (common words of five letters), the path of a text file
+    with one word a line, or a list of words.
 
     Raises:
         MissingInputError: the file does not exist.
