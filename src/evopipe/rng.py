@@ -192,8 +192,10 @@ class Stream:
         return normal(self.keys, self.purpose, back, n)
 
     def part(self, name: int) -> Stream:
-        """Return a stream for the same purpose and step with other, independent draws; `name` is the part's number, at
-        least 1."""
+        """Return a stream for the same purpose and step whose draws are independent of this stream's draws.
+
+        `name` is a number of at least 1. Each number gives another stream.
+        """
         return Stream(_part(self.keys, name), self.purpose, self.step)
 
     def parts(self, count: int) -> Stream:

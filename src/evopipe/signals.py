@@ -26,11 +26,11 @@ _Handler = Callable[[int, FrameType | None], Any] | int | None
 class StopSignal:
     """A context manager that turns SIGINT, SIGTERM and SIGHUP into a flag that a training loop checks between updates.
 
-    The flag is the attribute `signum`: None, then the number of the first signal. The loop then finishes its update,
-    saves its state and raises `errors.Interrupted(stop.signum, ...)`. From the first signal on, code of users that runs
-    under a `Watchdog` must return within `watchdog.GRACE` seconds. A second SIGINT raises `KeyboardInterrupt` at once.
-    A SIGHUP that was ignored before (`nohup`) stays ignored. Python delivers signals to the main thread only; in
-    another thread `signum` stays None.
+    The flag is the attribute `signum`. It is None until a signal arrives, and then the number of that first signal. A
+    loop that sees the flag finishes its update, saves its state and raises `errors.Interrupted(stop.signum, ...)`. From
+    the first signal on, users' code that runs under a `Watchdog` must return within `watchdog.GRACE` seconds. A second
+    SIGINT raises `KeyboardInterrupt` at once. A SIGHUP that was ignored before (`nohup`) stays ignored. In any thread
+    but the main thread, `signum` stays None, because Python delivers signals to the main thread only.
     """
 
     def __init__(self) -> None:

@@ -174,8 +174,8 @@ class Batch:
 
     O is the length of an observation. A is the number of discrete actions, or the length of a continuous action.
 
-    For a team of K agents, every tensor except `weight` has an axis `K` after `B`. Each agent's reward and discount
-    count the agent's own steps, until the agent terminates or is truncated.
+    For a team of K agents, every tensor except `weight` has an axis `K` after `B`. Each agent has its own reward and
+    discount. They cover only its steps until it terminates or is truncated.
 
     Attributes:
         obs: `[P, B, O]` float32, the observations before the first step.

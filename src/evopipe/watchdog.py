@@ -107,7 +107,7 @@ class Watchdog:
             pass
 
     def begin(self) -> None:
-        """Start to count the seconds without progress from zero, and start the timers."""
+        """Start the timers, which check how long there has been no progress. This time is counted from now."""
         self._seen, self._since = self._progress(), time.monotonic()
         period = min(self._limit / _LOOKS, _LONGEST)
         if getsignal(signal.SIGALRM) is _ring:  # else it is that code's own

@@ -38,14 +38,14 @@ class _Round:
 
 
 class Ahead:
-    """The rounds of episodes that threads play while members still learn from earlier rounds, keyed by tick. A tick is
-    the number of a round; in a round every member plays its episodes once.
+    """The rounds of episodes that threads play while members still learn from earlier rounds. In a round every member
+    plays its episodes once. The number of a round is called tick.
 
     Args:
-        play: a function (members, tick, `stop`) that returns the episodes of the tick's round; `stop` is a function
-            that returns whether to give up the round. Each call runs in a thread of its own.
-        network: the attribute of a cohort's state that holds the network which writes the completions. A cohort is a
-            group of members that train as one batch of tensors.
+        play: a function (members, tick, stop) that plays a round and returns its episodes. The function `stop` returns
+            whether to give up the round. Each call of `play` runs in a thread of its own.
+        network: the name of the network that writes the completions. It is an attribute of a cohort's state. A cohort
+            is a group of members that train as one batch of tensors.
     """
 
     def __init__(self, play: Play, network: str) -> None:

@@ -181,7 +181,7 @@ def _printed(text: str, flow: Flow) -> Any:
 
 
 def name_of(flow: Flow) -> str:
-    """Return a name of an agent's function or command for messages."""
+    """Return how messages call an agent: by the name of its function, or by the program of its command."""
     return str(getattr(flow, "__name__", type(flow).__name__)) if callable(flow) else str(flow[0])
 
 

@@ -188,16 +188,16 @@ def _places(played: Sequence[Sequence[RoundTrajectory]], role: str, tasks: int) 
 
 
 def advantages(batch: RolloutBatch, tasks: int, how: AdvantageSettings) -> tuple[Text, int]:
-    """Compute the advantage of every token of a batch; return the text with `advantage` and `keep` set, and the number
-    of uninformative groups.
+    """Compute the advantage of every token of a batch. Return the text with its fields `advantage` and `keep` set, and
+    the number of uninformative groups.
 
-    Trajectories of the same task and role form a group, and only these are compared. A group is uninformative if all
-    its rewards are equal. `keep` is true for rows that have an advantage.
+    Trajectories of the same task and role form a group. Only trajectories of one group are compared. A group is
+    uninformative if all its rewards are equal. `keep` is True for rows that have an advantage.
 
     Args:
         batch: the rows and their trajectories.
         tasks: the number of tasks in the round.
-        how: the settings.
+        how: the settings for computing advantages.
     """
     text, played = batch.text, batch.played
     values = [[[0.0] * len(each.trajectory.steps) for each in member] for member in played]

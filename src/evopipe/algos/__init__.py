@@ -139,11 +139,11 @@ class Algorithm(ModuleType):
         ACTIONS: the kinds of action space that the algorithm supports.
         State: the class of the algorithm's state: networks, optimisers and counts.
         update: a function that makes one update of all members in place, and returns `Learned`: the losses, which
-            members are healthy, and errors.
+            members are healthy, and the errors for prioritised sampling.
         step: a function that chooses actions in training, and returns them as `Chosen`; only on-policy algorithms have
             it.
         answers: a function of the configuration that returns the `Answers`, by which an exported policy computes
-            values; None to derive them from the algorithm's function `values`, if it has one.
+            values. If it is None, and the module has a function `values`, the `Answers` are derived from that function.
         period: a function of the configuration that returns after how many updates the same kinds of update repeat.
             This is 1 if all updates are of one kind, and 2 if, for example, the actor learns in every second update.
     """

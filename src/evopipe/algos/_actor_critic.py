@@ -142,10 +142,11 @@ def q_values(cfg: Any, state: Any, obs: Tensor, action: Tensor | None) -> Tensor
 def of_own_action(
     greedy: Callable[..., Tensor], q_values: Callable[..., Tensor] = q_values
 ) -> Callable[[Any], Answers]:
-    """Return the function `answers` for an algorithm with a deterministic actor, whose state value V(s) is Q(s, μ(s)).
+    """Return the function `answers` for an algorithm with a deterministic actor.
 
-    The returned function takes the algorithm's configuration, and returns the `Answers`: the functions by which an
-    exported policy computes values.
+    Such an algorithm's state value V(s) is Q(s, μ(s)), the value of the actor's action μ(s). The returned function
+    takes the algorithm's configuration, and returns the `Answers`: the functions by which an exported policy computes
+    values.
 
     Args:
         greedy: the algorithm's function (cfg, state, obs, legal) that returns the actions μ(s).
@@ -183,7 +184,7 @@ def clipped_double_loss(
 
 
 def recipe(critic: str, cfg: Any, state: Any, hp: Hyper, batch: Batch, close: bool = False) -> Recipe | None:
-    """Return the `Recipe` with which the C kernels make a whole update of a deterministic actor and its critics.
+    """Return the `Recipe`, which tells the C kernels how to update a deterministic actor and its critics.
 
     The result is None if the kernels cannot make this update; then torch makes it.
 

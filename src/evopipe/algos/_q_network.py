@@ -89,9 +89,9 @@ def target(cfg: Any, state: State, batch: Batch) -> Tensor:
 
 
 def recipe(cfg: Any, state: State, hp: Hyper, batch: Batch, alpha: Tensor | None = None) -> Recipe | None:
-    """Return the `Recipe` with which the C kernels make a whole update.
+    """Return the `Recipe`, which tells the C kernels how to make a whole update.
 
-    The result is None if the kernels cannot make this update; then torch makes it.
+    The result is None if the kernels cannot make this update. Torch then makes it.
 
     Args:
         cfg, state: the algorithm's configuration, equal for all members, and the members' state.

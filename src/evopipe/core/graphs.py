@@ -95,15 +95,15 @@ class Runner:
     ) -> Callable[[], tuple[Tensor, ...]]:
         """Return a function without arguments that runs the work on `inputs`, and returns the outputs as a tuple.
 
-        The work is the function that `make` returns. If `name` is new, this method records the work. The returned
-        function then replays the recording with the given inputs. If `Paths.capture` is `none`, nothing is recorded,
-        and the returned function calls the work itself. The work is recorded again if `bound` or `written` returns
-        other tensor objects than before.
+        The work is the function that `make` returns, for example one that calls an algorithm's `update`. If `name` is
+        new, this method records the work. The returned function replays the recording on `inputs`. The work is recorded
+        again if `bound` or `written` returns other tensor objects than before. If `Paths.capture` is `none`, nothing
+        is recorded, and the returned function calls the work itself.
 
         Args:
             name: the key of the recording. Work with other shapes or operators needs another key.
-            make: a function that is called with a decorator and returns the work. It applies the decorator to the part
-                of the work that may be compiled. The work takes tensors on the device, and never synchronises with the
+            make: a function that takes a decorator, and returns the work. It must apply the decorator to the part of
+                the work that may be compiled. The work takes tensors on the device, and never synchronises with the
                 host.
             inputs: the work's arguments, on the host or the device. Only their values may differ between calls.
             device: the device on which the work runs.

@@ -76,8 +76,9 @@ def layer_norm(x: Tensor, gain: Tensor, bias: Tensor, mask: Tensor | None) -> Te
 
 
 def no_number(scale: Tensor) -> Tensor:
-    """Return NaN where a variance was not finite, else 0, from `scale`, 1 over the standard deviation.
+    """Return NaN where the variance was not finite, else 0. `scale` is 1 over the standard deviation.
 
-    1 / √∞ is 0, and a member that diverged would seem sound.
+    Normalisation adds the result to its scale or bias, so that a member that diverged can be recognised. Without it, an
+    infinite variance would give the scale 1 / √∞ = 0, and so finite values.
     """
     return 0.0 / scale.detach()

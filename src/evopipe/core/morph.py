@@ -75,10 +75,11 @@ class Change:
         return fresh
 
     def scales(self, row: Tensor) -> Tensor:
-        """Return the noise scales `[n']` of the mutated network; parameters that both networks have keep their scale.
+        """Return the scales `[n']` of learned noise on the mutated network's parameters.
 
-        `row` `[n]` holds the old scales. New scales are c / √(inputs), where c is the mean of |σ| √(inputs) over all
-        old weights and σ is a weight's old scale.
+        `row` `[n]` holds the scales of the old network. Parameters that both networks have keep their scale. A new
+        parameter gets the scale c / √(number of inputs of its layer). Here c is the mean of |σ| √(inputs of the layer)
+        over the weights of the old network, and σ is a weight's scale.
         """
         weights = [layer.weight.of(row) for layer in (*self._before.hidden, *self._before.output)]
         mean = sum(float(w.abs().sum()) * w.shape[0] ** 0.5 for w in weights) / sum(w.numel() for w in weights)

@@ -29,7 +29,7 @@ def from_dm_env(
 
     Raises:
         MissingInputError: the package dm-env is not installed.
-        ParamsError: an observation or action spec has no space that corresponds to it, such as texts.
+        ParamsError: Gymnasium has no space for an observation or action spec, for example for one of texts.
     """
     need_package("dm_env", "dm-env", "evopipe.envs.from_dm_env")
     from evopipe.envs.dm import DmEnv

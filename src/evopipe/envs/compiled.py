@@ -115,7 +115,8 @@ class CompiledPool:
 
     @property
     def in_c(self) -> bytes:
-        """The bytes of the C structure `env_call`, with which C code steps the environments by itself."""
+        """The bytes of the C struct `env_call`, which describes the environments. With it, the C kernels step the
+        environments many times without a return to Python."""
         return self._states.packed()
 
     def place(self, numbers: Any) -> bool:

@@ -32,7 +32,8 @@ def is_tensor_class(found: Any) -> bool:
 
 
 class OneRow(gymnasium.Env[Any, Any]):
-    """A Gymnasium environment that wraps a user's tensor environment, and computes a single row of its tensors.
+    """A Gymnasium environment that wraps a user's tensor environment. It steps one environment, so all tensors have a
+    single row.
 
     Args:
         kind: the user's class, with the methods `start`, `advance` and `observe`.

@@ -226,7 +226,11 @@ class TeamSpace:
 
     @cached_property
     def first(self) -> npt.NDArray[np.bool_]:
-        """The action mask of an absent agent, `[A]` bool: only its first action is legal; all True for a Box."""
+        """The action mask of an absent agent, `[A]` bool.
+
+        For discrete actions, only the first choice of each is legal. If actions are a Box, all entries are True; if
+        they are bits, all are False.
+        """
         first = np.ones(self.action.size, np.bool_)
         if self.action.kind != "continuous":
             first[:] = False

@@ -97,7 +97,8 @@ class Base:
 
     @property
     def places(self) -> int | None:
-        """The context length: the most tokens of a row, from the model's configuration; None if it has no limit."""
+        """The model's context length, which is the largest number of tokens in a row; None if its configuration sets no
+        limit."""
         return None if self.model is None else getattr(self.model.config, "max_position_embeddings", None)
 
     def with_tokenizer(self, tokenizer: Any) -> Base:

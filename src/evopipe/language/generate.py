@@ -45,9 +45,9 @@ class Sampling(NamedTuple):
         return cls(zero, zero.long(), zero + 1)
 
     def rows(self, each: int) -> Sampling:
-        """Return settings with one value for each of the R = `each` completions of every member, `[P, R]`.
+        """Return the settings in the shape `[P, R]`, with one value for each of the R completions of every member.
 
-        A setting `[P]` is repeated for all completions of the member. A setting `[P, R]` stays unchanged.
+        A setting `[P]` is repeated for all completions of the member. A setting `[P, R]` stays unchanged. `each` is R.
         """
         return Sampling(*(x[:, None].expand(-1, each) if x.ndim == 1 else x for x in self))
 
@@ -204,10 +204,13 @@ def _stopped(base: Base, ids: Tensor, place_of: Tensor, alive: Tensor, group: in
 
 
 def texts(base: Base, written: Written, stop: Stops = ()) -> list[list[str]]:
-    """Return the completions `written` of every member as texts, each cut before the stop text that ended it. `base`
-    has the tokenizer.
+    """Return the completions of every member as texts, each cut before the stop text that ended it.
 
-    `stop` has for each of the P · B prompts the texts that end its completions, as `generate` took it; empty for none.
+    Args:
+        base: the base model, which has the tokenizer.
+        written: the completions as tokens.
+        stop: the stop texts, as they were passed to `generate`: for each of the P · B prompts (B prompts for each of P
+            members), the texts that end its completions. Empty if there are none.
     """
     members, rows, _ = written.ids.shape
     found = []

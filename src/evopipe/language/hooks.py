@@ -43,11 +43,11 @@ class LowRank(NamedTuple):
 
 
 class WeightDelta(NamedTuple):
-    """The terms that `P` members add to the weight and bias of one of the base's modules.
+    """What `P` members have learned for one module of the base model: terms added to the module's weight and bias.
 
     Attributes:
-        parts: the terms, `[P, rows, columns]` each, by the kind of the weight: `linear`, `conv`, `embedding`, `scale`
-            or `bias`.
+        parts: the terms, `[P, rows, columns]` each, by kind. The kinds `linear`, `conv`, `embedding` and `scale` are
+            for the weight of a module of that kind; `scale` is for a normalisation layer. `bias` is for any bias.
     """
 
     parts: dict[str, Tensor]

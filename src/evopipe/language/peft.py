@@ -120,8 +120,8 @@ def member_of(folder: Path, base: Base, fresh: Member, network: str) -> Member:
 
 
 def doubt(folder: Path, base: Base) -> str | None:
-    """Return a warning that an adapter may belong to another base, although its shapes fit; None if its configuration
-    names this base."""
+    """Return a warning that the adapter in `folder` may belong to another base model than `base`; None if the adapter's
+    configuration names `base`. Equal shapes do not prove that they belong together."""
     named = parse_json(read_bytes(folder / CONFIG), str(folder / CONFIG)).get("base_model_name_or_path")
     if isinstance(named, str) and named and Path(named).resolve() == Path(base.name).resolve():
         return None

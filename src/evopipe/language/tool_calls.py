@@ -40,9 +40,10 @@ class Spoken(NamedTuple):
 def read(text: str, tools: Sequence[Mapping[str, Any]]) -> Spoken:
     """Parse a completion into text and tool calls, in the formats that chat templates use.
 
-    The formats are `<tool_call>` with JSON (Hermes, Qwen) or with `<function=…><parameter=…>` (Qwen's coders), and a
-    completion that consists only of JSON with a `name` and `arguments` or `parameters` (Llama), of a list of such JSON
-    (Mistral), or of `name{…}`. If a call is malformed or names no tool in `tools`, the whole completion is text.
+    In some formats, calls stand inside `<tool_call>` tags: as JSON (Hermes, Qwen), or as `<function=…><parameter=…>`
+    (Qwen's coders). In others, the whole completion is the call: a JSON object with `name` and `arguments` or
+    `parameters` (Llama), a list of such objects (Mistral), or `name{…}`. If a call is malformed or names no tool in
+    `tools`, the whole completion is text.
     """
     known = {str(tool["function"]["name"]): tool["function"] for tool in tools}
     if not known:

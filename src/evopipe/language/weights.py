@@ -92,9 +92,11 @@ def _told(config: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, st
 
 
 def misfit(config: Any, held: Mapping[str, Header]) -> str | None:
-    """Return a message that names a stored tensor whose shape differs from the shape that the `transformers`
-    configuration `config` asks for; None if all fit. `held` has the shapes of the stored tensors. No memory is
-    allocated for the model."""
+    """Return a message that names the first stored tensor with a wrong shape; None if all shapes are right.
+
+    The right shapes follow from `config`, a configuration of `transformers`. `held` has the shapes of the stored
+    tensors. No memory is allocated for the model.
+    """
     from transformers import AutoModelForCausalLM
 
     make: Any = AutoModelForCausalLM.from_config

@@ -88,7 +88,7 @@ class Frames:
         A frame that is equal to a recent frame of the same environment is not stored a second time.
 
         Args:
-            at: `[n]`, the indices of the rows to be replaced, from 0 to N − 1. No index occurs twice.
+            at: `[n]`, the indices of the rows to be replaced, counted over all buffers. No index occurs twice.
             rows: `[n, W]`, the packed transitions of W numbers each. They are sorted by environment, and those of one
                 environment by time.
             source: `[n]`, the index of each transition's environment, ascending.

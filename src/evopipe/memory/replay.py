@@ -336,9 +336,8 @@ class Replay:
         Args:
             rows: `[M, n, layout.size]`, n packed transitions for each buffer.
             keep: `[M, n]` bool. Transitions where it is False are left out, and so are transitions that are not finite.
-            each: the number of neighbouring transitions, along the axis n, that come from one environment, in order of
-                time. The default is the number of steps of a transition, as in the result of `NStep.add`. Only buffers
-                with images use it.
+            each: how many transitions in succession come from the same environment, in order of time. None means as
+                many as a transition has steps; this fits the result of `NStep.add`. Only buffers with images use it.
         """
         if build.serve(self.rows) and self.frames is None:
             self._admit(native.store(self.rows, rows, keep, self.position, self.size))
@@ -440,8 +439,8 @@ class Replay:
 
         Returns:
             The transitions `[P, B, layout.size]`, their row indices `[P, B]`, and `weight` times the importance
-            weights (N · p)^−β, `[P, B]`. Here p is the probability with which a row was drawn. Importance weights are
-            divided by the member's largest.
+            weights (N · p)^−β, `[P, B]`. Here p is the probability with which a row was drawn. A member's importance
+            weights are divided by the largest of them.
         """
         index, weight = self._by_priority(slots, size, u, weight, beta)
         return self._rows(index, first), index, weight

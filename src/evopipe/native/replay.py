@@ -217,7 +217,7 @@ def draw(levels: Sequence[Tensor], slots: Tensor, u: Tensor) -> tuple[Tensor, Te
 def importances(filled: Tensor, chance: Tensor, weight: Tensor, beta: Tensor) -> Tensor:
     """Return `weight` times the importance weights (N · p)^−β, `[P, B]`, by the C kernels.
 
-    The importance weights are divided by each member's largest.
+    A member's importance weights are divided by the largest of them.
 
     Args:
         filled: `[P]`, N, the number of rows in each member's buffer.

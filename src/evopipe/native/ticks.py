@@ -144,10 +144,10 @@ class Updates:
 
     @staticmethod
     def serves(how: Recipe, batches: Batches) -> bool:
-        """Return whether one prepared call of the C kernels can make these updates again and again.
+        """Return whether an object of this class, made once, can make these updates at every tick.
 
-        That is the case if no tensor of the recipe and of the minibatches is a temporary copy, because the call holds
-        the tensors' addresses.
+        It holds the addresses of tensors. The result is therefore False if one of these tensors is a temporary copy.
+        `how` describes the update to the C kernels, and `batches` is the sampler of minibatches.
         """
         return update.lasting(how) and update.minibatch(batches.batch)[2] is None
 

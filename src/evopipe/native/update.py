@@ -98,9 +98,10 @@ class Recipe(NamedTuple):
 
 
 def lasting(how: Recipe) -> bool:
-    """Return whether a recipe stays valid as long as its learners (networks and optimisers) exist.
+    """Return whether a recipe (a description of an update for the C kernels) stays valid as long as its networks and
+    optimisers exist.
 
-    A recipe stays valid if its C struct points to no copies of tensors, which would become stale.
+    It stays valid if its C struct points to the tensors themselves. Copies of them would become out of date.
     """
     return how.of.critic.__dict__.get("job") is how.job
 

@@ -19,7 +19,7 @@ def value_recipe(
     of: Learners, rates: Mapping[str, Row], batch: Batch, *, double: bool, huber: bool, dueling: bool = False,
     support: Tensor | None = None,
 ) -> Recipe | None:  # fmt: skip
-    """Return the `Recipe` with which the C kernels update one Q-network and its target network.
+    """Return the `Recipe`, which tells the C kernels how to update one Q-network and its target network.
 
     The result is None if the kernels cannot make this update.
 

@@ -359,8 +359,8 @@ class Policy:
 
         Args:
             env: the environment, which has been reset.
-            explained: a function without arguments that returns a context manager in which `env.step` is called, to
-                turn errors of the environment into evopipe's.
+            explained: a function without arguments that returns a context manager. `env.step` is called inside it. The
+                context manager turns errors of the environment into evopipe's errors.
             begun: the observation and the info that `env.reset` returned.
             limit: the largest number of steps.
         """

@@ -45,7 +45,7 @@ def problem_of(params: AnyParams, folder: Path = Path(), alone: bool = False, to
         params: the parameters.
         folder: the project's folder, which has the outputs of earlier stages.
         alone: whether this process is a shard (a process with a part of the population) that has a single CPU. If so,
-            the value `auto` for a number of workers or learners means no helper processes.
+            the value `auto` of `runtime.env_workers` and of `runtime.learners` means no helper processes.
         together: a `language.together.Together`, if several processes form one shard of language models; else None.
 
     Raises:

@@ -413,11 +413,12 @@ def scored_anew(spec: TextSpec, cohort: Cohort, text: Text) -> Text:
 
 
 def corrected(spec: TextSpec, cohort: Cohort, text: Text, drawn: Tensor | None, probe: Probe) -> tuple[Text, Tensor]:
-    """Correct the advantages of tokens that older weights or another engine generated, by importance weights.
+    """Multiply the advantages of tokens by importance weights, because older weights or another engine generated the
+    tokens.
 
-    Return the text, with each advantage multiplied by its importance weight, and the drift `[P]` of the P members. A
-    token's log-probability now differs from the one with which it was generated; the drift is a member's largest such
-    difference. Only the policy term of the loss uses the advantages, so no other term is corrected, as in TRL.
+    Return the text with the corrected advantages, and the drift `[P]` of the P members. A member's drift is
+    the largest difference between a token's present log-probability and the one with which it was generated. As in TRL,
+    only the policy term of the loss is corrected, because the other terms do not use advantages.
 
     Two metrics are recorded: the drift, and the share of importance weights that were bounded.
 
@@ -425,7 +426,7 @@ def corrected(spec: TextSpec, cohort: Cohort, text: Text, drawn: Tensor | None, 
         spec: the run's configuration, with the kind of correction.
         cohort: the members, which are computed as one batch.
         text: the text, with log-probabilities under the members' present weights, see `scored_anew`.
-        drawn: the log-probabilities with which the tokens were generated. None is not allowed here.
+        drawn: the log-probabilities with which the tokens were generated; must not be None.
         probe: the recorder of metrics.
     """
     assert text.log_prob is not None

@@ -66,14 +66,14 @@ class Node:
 
     @property
     def made(self) -> str:
-        """A text that names the mutation that made the member, and what the mutation changed."""
+        """A text that names the kind of the mutation that made the member, and says what the mutation changed."""
         name = words.KINDS.get(self.kind, self.kind)
         return self.change if self.change.startswith(name) else f"{name}{f': {self.change}' if self.change else ''}"
 
     @property
     def began(self) -> str:
-        """A text that says how the member was created: by which mutation, as a new trial, or in the first
-        generation."""
+        """A text that says how the member was created. For a member with a parent, it is `made`; otherwise it is
+        `a new trial` or `first generation`."""
         if self.parent:
             return self.made
         return "a new trial" if self.why else "first generation"

@@ -25,13 +25,14 @@ class Snapshot:
 
     Attributes:
         generation: the number of generations that have ended.
-        step: environment steps so far of each member that trains now; of language models, steps of learning.
+        step: the steps that each member that trains now has trained for: environment steps, or learning steps of
+            language models.
         env_steps, eval_steps: the steps of the whole population so far, of training and of evaluation.
         fitness: the mean undiscounted return of each member that trained in the last generation that has ended, by
             slot (place in the population); −∞ for a member that diverged. It is empty in the first generation.
         elite_score: the score of the elite, the best member of all generations so far; None in the first generation.
         elite_id: the id of this member in the lineage; None in the first generation.
-        confirmed: whether its score comes from the second, longer evaluation.
+        confirmed: whether the elite's score comes from a second, longer evaluation (`confirm_episodes`).
         folder: the folder of the run's results.
     """
 

@@ -140,15 +140,15 @@ class Watch(Protocol):
 class HeldOut:
     """An object that scores members in the final evaluation; it implements `Scoring`.
 
-    Two functions do the work: `evaluate` and `close`. A shard that only evaluates uses this object in place of a
-    `Regime`, so it has the other attributes of a regime (training loop) too. They are constants, because nothing
-    trains.
+    Two functions do the work: `evaluate` and `close`. A shard (a process with a part of the population) that only
+    evaluates uses this object in place of a `Regime` (training loop). For this purpose it also has the other attributes
+    of a regime, as constants.
 
     Attributes:
         evaluate: the function that plays the episodes, see `Scoring.evaluate`.
         close: the function that closes the environments.
-        warm: the number of transitions in memory at the start, 0.
-        whole: whether the state may be saved, True.
+        warm: the number of transitions in the replay buffer at the start, 0.
+        whole: whether the regime's state may be saved, True.
         threshold: the score at which the task is solved, None.
         remarks: sentences for the user, none.
     """

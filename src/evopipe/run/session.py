@@ -174,7 +174,8 @@ class Session(Generic[JobT]):
         """Train from the last checkpoint, or from the start if there is none, to the end; return the best member as
         `Champion`.
 
-        The run is saved again and again, with at least `home.seconds` between two saves (see `Home`), and at its end.
+        The run is saved at its end, and repeatedly before. The least time between two saves is `seconds` of the
+        session's `Home`.
         `between` is called after each step of training.
 
         Raises:

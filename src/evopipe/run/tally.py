@@ -137,11 +137,15 @@ class Tally:
         return self.running[0], self.sums[0], self.sums[2], self._lost
 
     def took(self, steps: int, living: Sequence[int], length: Tensor) -> None:
-        """Add the lengths of finished episodes to `sums`, after the C kernels took `steps` environment steps for each
-        of the slots (places in the population) `living`.
+        """Add the lengths of finished episodes to `sums`, after the C kernels stepped environments.
 
-        `length` `[R]` is the length so far of the unfinished episodes of R environments. From it follow the lengths of
-        the finished ones. Broken episodes, in which a number was not finite, are left out.
+        The steps of finished episodes are all steps minus the steps of unfinished episodes. Broken episodes, in which
+        a number was not finite, are left out.
+
+        Args:
+            steps: the number of environment steps that each trained member took, in all its environments together.
+            living: the slots (places in the population) of the members that trained.
+            length: `[R]`, the length so far of the unfinished episode in each of the R environments.
         """
         gone = (self.running[1] - length).view(self.sums.shape[1], -1).sum(dim=1)
         gone[list(living)] += steps

@@ -67,8 +67,8 @@ class ShardEngine(Protocol):
     def receive(self, shard: int, seconds: float, stopped: Callable[[], bool]) -> bytes | None:
         """Return a shard's answer; None if it has not arrived after `seconds`.
 
-        An engine that runs the shard in this process passes `stopped` to the shard, which raises `Stopped` when the
-        function returns True.
+        If the engine runs the shard in this process, it passes `stopped` to the shard. The shard raises `Stopped` when
+        this function returns True. Shards in other processes do not use `stopped`.
 
         Raises:
             Lost: the shard's process has ended, so that no answer will arrive.

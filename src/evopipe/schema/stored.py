@@ -56,8 +56,8 @@ class StoredArch(_Stored):
     """The schema of a perceptron's architecture in a JSON file, see `core.arch.Arch.to_json`.
 
     Attributes:
-        encoder, head: the hidden layers, each as a pair (width, whether a blend with the layer's input is learned), see
-            `core.layout.Block`.
+        encoder, head: the hidden layers, each as a pair (width, blend). If `blend` is true, the layer's output is
+            blended with its input, see `core.layout.Block`.
         latent: the width between encoder and head.
         activation: the name of the activation function.
         layer_norm: whether there is layer normalisation before every activation.

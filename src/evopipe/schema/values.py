@@ -14,7 +14,13 @@ from evopipe.errors import ParamsError
 
 
 def or_of_a_package(group: str, key: str, own: tuple[str, ...]) -> WrapValidator:
-    """Let a name pass that another package adds to evopipe's own."""
+    """Return a validator that also accepts names which other packages add to evopipe's own names.
+
+    Args:
+        group: the group of entry points in which other packages add names, such as `evopipe.trackers`.
+        key: the parameter that holds the name, for error messages.
+        own: evopipe's own names.
+    """
 
     def check(name: Any, handler: ValidatorFunctionWrapHandler) -> Any:
         if not isinstance(name, str):

@@ -103,8 +103,8 @@ def changes(history: History) -> Iterator[tuple[Any, int, float]]:
 
     The hyper-parameters are those with which the member trained in that generation. The change is its score after the
     generation minus the score before. If the member began the generation as a copy, the score before is its parent's.
-    The change is −∞ if the member diverged. If the run went back to an earlier generation, nothing is yielded for the
-    generation that follows.
+    The change is −∞ if the member diverged. If the run went back to an earlier generation, the next generation yields
+    nothing.
     """
     before: dict[int, float] = {}  # the score with which each slot's member began the generation
     for record in history.records:

@@ -62,7 +62,8 @@ def translating(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def publishing(path: Path, rename: Callable[[Path, Path], None] = os.replace) -> Iterator[Path]:
-    """Yield a temporary path beside `path`, and rename what the `with` block has written there to `path` at the end.
+    """Yield a temporary path beside `path`. At the end of the `with` block, rename the file or folder that the block
+    has written there to `path`.
 
     If the block or the renaming fails, the temporary file or folder is removed, and `path` is unchanged. Temporaries of
     killed processes in the same folder are removed first. Missing parent folders are created.

@@ -171,7 +171,7 @@ def sync(root: Path, config: TrackingConfig, tell: _Tell, warn: _Tell) -> dict[s
     DVC's files.
 
     A tracker that failed once gets nothing more in this call, because it could make every further training wait. The
-    result says for each tracker, by its name, how much it got that was new to it.
+    result has for each tracker's name the counts of what the tracker received for the first time.
 
     `root` is the root of the DVC repository, and `config` the block `tracking` of the parameters. `tell` is called with
     sentences on deliveries, `warn` with sentences on failures.

@@ -237,7 +237,7 @@ class ZooRow:
         return dict(sorted(_parsed(_Results, read_json(self.file), self.file).seeds.items()))
 
     def trained(self) -> dict[int, Seed]:
-        """Return, by seed, the recorded results of runs with the parameters that the row's pipeline has now.
+        """Return the recorded results by seed, without results of runs with former parameters of the row's pipeline.
 
         Raises:
             DataError: the file of results is damaged.

@@ -56,7 +56,8 @@ def finetune_llm_reasoning(
         checkpoint_steps: steps between two checkpoints, in which each agent is written to a folder
             `<elite_path>_<index>_<step>`; None for no checkpoints.
         tournament: the selection; None for no selection.
-        mutation: the mutation of hyper-parameters; the weights of other kinds must be 0. None for no mutation.
+        mutation: the mutation; None for no mutation. Only hyper-parameters can mutate, so the weights of
+            `architecture`, `parameters` and other changes must be 0.
         wandb_api_key, wandb_project, wandb_entity, wandb_run_name: settings of Weights & Biases.
         evaluation_interval: steps between evaluations. Agents are also evaluated before each evolution and at the end.
             All agents get the same held-out rows, at most 64.

@@ -231,8 +231,8 @@ def steps_of(breed: Breed, experiences: Any) -> list[RecordedStep]:
 
     Args:
         breed: the spaces and the algorithm of the agent.
-        experiences: lists (observations, actions, log-probabilities, rewards, dones, values) with one entry for each
-            step, then the next observation; for other forms see `Agent.learn`.
+        experiences: a tuple (observations, actions, log-probabilities, rewards, dones, values, next observation). The
+            first six are lists with one entry for each step. For other forms see `Agent.learn`.
 
     Raises:
         UsageError: `experiences` is no rollout, or a shape does not fit.

@@ -53,9 +53,10 @@ def marks_of(obs: Any, count: int) -> Marks | None:
 
 
 def marked(obs: Any, marks: Marks) -> Any:
-    """Return observations as arrays to which `marks` is attached, the record of the step that led to them.
+    """Return observations as arrays that have the attribute `marks`.
 
-    Arrays inside dictionaries and tuples are converted too.
+    `marks` is the record of the step that led to these observations. Arrays inside dictionaries and tuples are
+    converted too.
     """
     if isinstance(obs, dict):
         return {name: marked(part, marks) for name, part in obs.items()}

@@ -65,7 +65,8 @@ class View:
 
     @classmethod
     def viewing(cls, breed: Any, member: Member, mutation: Mutation = NONE) -> Self:
-        """Return an agent of this class that is a view of the member `member`. The arguments are those of the class."""
+        """Return an agent of this class that is a view of the member `member`. `breed` is what all agents of the
+        population share, and `mutation` the mutation that made the agent."""
         return cls(breed, member, mutation)
 
     @property

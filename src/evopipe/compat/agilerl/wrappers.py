@@ -121,7 +121,7 @@ def inside(agent: Any) -> Agent:
 
 
 def rewrapped(like: Any, agent: Agent) -> Any:
-    """Return `agent` inside copies of all wrappers of the agent `like`."""
+    """Return `agent` inside copies of the wrappers of `like`, which is another agent with or without wrappers."""
     return like.around(rewrapped(like.agent, agent)) if isinstance(like, AgentWrapper) else agent
 
 

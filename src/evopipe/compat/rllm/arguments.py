@@ -1,4 +1,4 @@
-"""What `AgentTrainer` is passed: checks of it, datasets made of it, and the text by which a run's key knows it."""
+"""The arguments of `AgentTrainer`: checks, conversion to datasets, and conversion to text that enters a run's key."""
 
 from __future__ import annotations
 
@@ -152,7 +152,14 @@ def check_arguments(cls: type[Any], args: Mapping[str, Any], what: str) -> None:
 
 
 def dataset_of(data: Any, name: str) -> Tasks | None:
-    """Return the tasks of a dataset, a path or a list of mappings; None stays None. `DataError` if it has no rows."""
+    """Return the tasks of a dataset, a path or a list of mappings; None if `data` is None.
+
+    `name` is the argument's name, for error messages.
+
+    Raises:
+        DataError: there are no rows.
+        ValueError: `data` is of another type.
+    """
     if data is None:
         return None
     if isinstance(data, Tasks):
