@@ -130,14 +130,14 @@ def init(cfg: Config, nets: Nets) -> State:
 def logits(cfg: Config, hp: Hyper, said: Mapping[str, Tensor]) -> Tensor:
     """Return the logits `[P, n, V]` from which tokens are sampled.
 
-    The logits are the policy's log-probabilities. If a token's advantage is negative, β times the advantage is added.
-    The advantages come from the target critic.
+    The logits are log π + β · min(A, 0): the policy's log-probabilities, lowered for tokens with a negative advantage
+    A. β is the hyper-parameter `beta`. A is the smaller of the target critic's two Q-values of a token, less its V.
 
     Args:
         cfg: the algorithm's configuration.
         hp: the hyper-parameters that may differ between the P members, by name, `[P]` each.
         said: the networks' outputs by name, for n positions in texts of P members: `policy` `[P, n, V]` for V tokens of
-            the vocabulary, and `critic_target` `[P, n, 2 V + 1]`, see `Values`.
+            the vocabulary, and `critic_target` `[P, n, 2 V + 1]`: two Q-values of each token, and a value of the state.
     """
     values = Values.of(said["critic_target"])
     advantage = torch.minimum(values.first, values.second) - values.state[..., None]

@@ -120,11 +120,11 @@ def names_of(f: dataclasses.Field[Any]) -> list[str]:
 
 
 def tensor_kinds(state_type: type[Any], networks: Collection[str]) -> dict[str, tuple[str, str]]:
-    """Return what a mutation of a member's architecture does to each of the member's tensors, as a dict: name → (kind,
-    network).
+    """Return the kind of each of a member's tensors, and the network that it belongs to: name → (kind, network).
 
-    Tensors of the kinds `parameters`, `scales` and `moments` are flat rows of a network, and are converted to its new
-    architecture. A tensor of the kind `row` is kept as it is, and its network is the empty string.
+    The kind says what happens to the tensor if the member's architecture mutates. Tensors of the kinds `parameters`,
+    `scales` and `moments` are flat rows of a network, and are converted to its new architecture. A tensor of the kind
+    `row` is kept as it is, and its network is the empty string.
 
     Args:
         state_type: the algorithm's class `State`.

@@ -207,8 +207,8 @@ class Rows:
     def receive(self, rows: Ints, actions: Actions) -> RowStep:
         """Step the environments `rows` `[n]`, and return the results.
 
-        `actions` are indices from 0, `[n]`, or `[n, D]` for a MultiDiscrete or MultiBinary space of D parts; for a Box
-        of A numbers `[n, A]` in [-1, 1], which are scaled to its bounds.
+        `actions` depend on the action space. Discrete: indices from 0, `[n]`. MultiDiscrete or MultiBinary with D
+        parts: indices, `[n, D]`. Box with A numbers: numbers in [-1, 1], `[n, A]`, scaled to its bounds.
 
         Raises:
             Fault: an environment raised an exception or hung, or returned a value of a wrong type or shape.

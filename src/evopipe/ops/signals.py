@@ -31,8 +31,10 @@ def means(weight: Tensor, *x: Tensor) -> Tensor:
 
 
 def mean(weight: Tensor, x: Tensor) -> Tensor:
-    """Return the weighted mean `[P]` of one quantity `[P, …]` of P members; numbers of weight 0 are left out, as in
-    `means`."""
+    """Return the weighted mean `[P]` of one quantity x `[P, …]` of P members, with a weight `[P, …]` for each number.
+
+    A number of weight 0 is left out, even if it is not finite.
+    """
     return means(weight, x)[:, 0]
 
 

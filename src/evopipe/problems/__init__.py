@@ -31,7 +31,7 @@ def check(params: AnyParams) -> None:
 
     Raises:
         ParamsError: a later stage would refuse the parameters.
-        EnvironmentFailed: an environment could not be made or reset, or a callback's module not be imported.
+        EnvironmentFailed: an environment could not be made or reset, or a callback's module could not be imported.
     """
     params.train.callbacks.functions()
     part_of(params, "check").check(params)

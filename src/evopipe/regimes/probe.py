@@ -78,14 +78,14 @@ class Probe:
         return self.ahead(updates, moment, moments) == 1
 
     def ahead(self, updates: float, moment: int, moments: int) -> int:
-        """Return how far away the next extra update of a cohort (group of members computed as one batch) is, counted in
-        moments; 1 means that it is to be made now.
+        """Return in how many moments the next extra update of a cohort (group of members computed as one batch) is due.
 
-        Moments are the points of a generation at which an extra update can be made, such as its ticks. If this
-        generation has no extra update, the result lies beyond the generation's end.
+        Moments are the points of a generation at which an extra update can be made, such as its ticks. The present one
+        counts: 1 means now, 2 at the next moment. If this generation has no further extra update, the result is larger
+        than the number of moments that are left.
 
         Args:
-            updates: the number of updates of the cohort in the generation.
+            updates: the number of the cohort's ordinary updates in the generation; more of them have more extra ones.
             moment: the number of the present moment, from 0.
             moments: the number of moments in the generation at which the extra update can be made.
         """

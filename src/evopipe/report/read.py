@@ -197,7 +197,7 @@ class Payoff:
 
     @property
     def median(self) -> float:
-        """The median of the gains; NaN if there are no gains."""
+        """The median of the gains (a child's fitness minus its parent's); NaN if there are none."""
         return median(self.gains) if self.gains else math.nan
 
 

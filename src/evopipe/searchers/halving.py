@@ -81,7 +81,7 @@ class Search:
 
     Args:
         config: the strategy's settings.
-        about: the facts about the run.
+        about: what the strategy knows of the run from the start: slots, steps, searched ranges, budget and target.
     """
 
     def __init__(self, config: Config, about: About) -> None:

@@ -167,7 +167,7 @@ class Proposer:
     """An object that chooses the hyper-parameters of new trials, by the method that `search.proposer` names.
 
     Args:
-        about: the facts about the run, with the method as `about.proposer`.
+        about: what is known of the run from the start, such as searched ranges; `about.proposer` is the method.
 
     Raises:
         MissingInputError: the method needs Optuna, which is not installed.

@@ -85,7 +85,9 @@ def told(published: Published, sources: Mapping[str, str]) -> str:
 
 
 def draw(row: ZooRow, path: Path) -> None:
-    """Draw a row's learning curves: the elite's fitness over environment steps, and over seconds.
+    """Draw the learning curves of a row of the zoo: an algorithm in an environment, trained with several seeds.
+
+    They show the fitness of the elite (the best member) over environment steps, and over seconds.
 
     A curve is the mean over the row's seeds, with a 95 % bootstrap band. The picture is written to `path`, in the
     format of its suffix.

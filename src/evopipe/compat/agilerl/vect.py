@@ -44,8 +44,11 @@ class _Observed(np.ndarray[Any, Any]):
 
 
 def marks_of(obs: Any, count: int) -> Marks | None:
-    """Return the flags (`Marks`) that observations of `count` environments carry: whether the step before them was a
-    reset, and whether it ended an episode. None if they carry no flags, or those of another number of environments."""
+    """Return the flags (`Marks`) that were attached to observations: for each environment, whether the observation
+    comes from a reset, and whether the step that led to it ended an episode.
+
+    The result is None if there are no flags, or if their number of environments is not `count`.
+    """
     while isinstance(obs, dict | tuple) and obs:
         obs = next(iter(obs.values())) if isinstance(obs, dict) else obs[0]
     marks = getattr(obs, "marks", None)
