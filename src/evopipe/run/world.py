@@ -486,8 +486,8 @@ class TensorWorld:
         """The number of ticks (steps of all environments) for which `refuse_broken` may be put off, at least 1.
 
         `refuse_broken` raises an error if too many transitions are broken: they hold numbers that are not finite.
-        Within this many ticks the limit cannot be passed, even if all transitions are broken. A number of 1 means that every
-        tick is checked.
+        Within this many ticks the limit cannot be passed, even if all transitions are broken. A number of 1 means that
+        every tick is checked.
         """
         if self.pool.sound:
             return self._clock.generation_ticks
