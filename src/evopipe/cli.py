@@ -19,9 +19,10 @@ from evopipe import layout
 from evopipe.cli_agent import agent
 from evopipe.cli_env import env
 from evopipe.cli_params import params
-from evopipe.cli_shared import Arguments, Options, loading_later, warn, without_torch
+from evopipe.cli_shared import Arguments, Options, loading_later, without_torch
 from evopipe.cli_zoo import pull, push, zoo
 from evopipe.errors import UsageError
+from evopipe.stages.tell import warn
 from evopipe.version import __version__
 
 app = typer.Typer(

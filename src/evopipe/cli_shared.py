@@ -56,10 +56,6 @@ class Options:
             typer.echo(sentence, err=err)
 
 
-def warn(sentence: str) -> None:
-    typer.echo(f"warning: {sentence}", err=True)
-
-
 class _Later(ModuleType):
     """Stands in for a package until one of its names is asked for; then hands out the package's own."""
 

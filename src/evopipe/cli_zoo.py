@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from evopipe.errors import UsageError
+from evopipe.stages.tell import warn
 
 zoo = typer.Typer(
     help="Trained rows of the repository: scores with intervals over seeds, and elites that can be rebuilt.",
@@ -82,7 +83,6 @@ def _train(
     folder: _Folder = None,
 ) -> None:
     """Train what is missing and record it in zoo/. The same command continues what was stopped."""
-    from evopipe.stages.tell import warn
     from evopipe.zoo.row import find, rows
     from evopipe.zoo.train import train
 
@@ -101,7 +101,6 @@ def _verify(
     """Train seeds of a row anew, and compare with the recorded hashes, or on another machine with the interval."""
     from functools import partial
 
-    from evopipe.stages.tell import warn
     from evopipe.zoo.row import find
     from evopipe.zoo.verify import verify
 
@@ -124,7 +123,6 @@ def push(
 ) -> None:
     """Push an elite (the best member) to the Hugging Face hub, with its card, film, lineage and parameters."""
     from evopipe import hub
-    from evopipe.stages.tell import warn
 
     hub.push(folder, repo, dry_run, private, film, context.obj.tell, warn)
 
@@ -138,6 +136,5 @@ def pull(
     """Fetch an elite (the best member) from the Hugging Face hub. The folder is made only after every file was
     checked."""
     from evopipe import hub
-    from evopipe.stages.tell import warn
 
     hub.pull(repo, folder, revision, context.obj.tell, warn)

@@ -46,20 +46,20 @@ class Config(AlgoConfig):
 
     lr_actor: _actor_critic.ActorRate = 1e-3
     lr_critic: _actor_critic.CriticRate = 1e-3
-    lr_alpha: Annotated[float, _hyper.rate("the temperature's Adam", "entropy reaches its target sooner")] = 1e-3
-    beta1: float = hyper(0.5, doc="β₁ of the Adam of actor and critics", raising="later gradients", gt=0, le=0.999)
+    lr_alpha: Annotated[float, _hyper.rate("Adam for the temperature", "entropy reaches its target sooner")] = 1e-3
+    beta1: float = hyper(0.5, doc="β₁ of Adam for actor and critics", raising="later gradients", gt=0, le=0.999)
     batch_size: _hyper.BatchSize = 128
     learn_step: _hyper.LearnStep = 1
-    policy_delay: int = hyper(3, doc="critic updates for one of the actor", raising="slower actor", ge=1, le=1000)
+    policy_delay: int = hyper(3, doc="critic updates for each of the actor", raising="slower actor", ge=1, le=1000)
     gamma: _hyper.Discount = 0.99
     grad_clip: _hyper.GradientClip = 10.0
-    wider: int = hyper(4, doc="how many times as wide as `network` critics are", raising="more capacity", ge=1, le=64)
-    renorm_rate: float = hyper(0.01, doc="a minibatch's share in running statistics", raising="faster", gt=0, le=1)
-    renorm_after: int = hyper(100_000, doc="first updates, in which critics normalise by the minibatch alone",
+    wider: int = hyper(4, doc="width of the critics, as a multiple of `network`", raising="more capacity", ge=1, le=64)
+    renorm_rate: float = hyper(0.01, doc="share of a minibatch in running statistics", raising="faster", gt=0, le=1)
+    renorm_after: int = hyper(100_000, doc="first updates, with plain batch normalisation in the critics",
         unit="updates", raising="longer plain batch normalisation", ge=0, le=10**12)  # fmt: skip
-    alpha: float = hyper(0.2, doc="temperature at the start", raising="explores more", gt=0, le=100)
-    learn_alpha: bool = hyper(True, doc="whether the temperature is learned")
-    target_entropy: float | Literal["auto"] = hyper("auto", doc="entropy that the temperature aims at; `auto`: −A",
+    alpha: float = hyper(0.2, doc="initial temperature, weight of the entropy", raising="explores more", gt=0, le=100)
+    learn_alpha: bool = hyper(True, doc="whether the temperature is learned, so that the entropy nears its target")
+    target_entropy: float | Literal["auto"] = hyper("auto", doc="entropy target; `auto`: −A for A action components",
         unit="nats", raising="explores more")  # fmt: skip
     random_steps: _actor_critic.RandomSteps = 1_000
     network: _hyper.Network = _hyper.NETWORK
@@ -152,7 +152,6 @@ def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, 
         healthy = optim.descend(climbed, healthy, limit, actor, beta1=cfg.beta1)
         if cfg.learn_alpha:
             aim = -float(cfg.spaces.actions) if cfg.target_entropy == "auto" else cfg.target_entropy
-            surplus = (batch.weight * (-log_pi.detach() - aim)).sum(dim=1)  # the gradient of log α's loss
-            optim.ScalarAdam.step(state.log_alpha, state.log_alpha_adam, surplus, hp["lr_alpha"], healthy)
+            optim.learn_temperature(state, hp["lr_alpha"], batch.weight, -log_pi.detach(), aim, healthy)
     state.updates.add_(healthy)
     return Learned(losses.detach(), healthy, errors)

@@ -213,6 +213,6 @@ def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, 
 
     learned = _actor_critic.learn(state, "critics", hp, healthy, loss(cfg, state, hp, batch, draw), climb)
     if cfg.learn_alpha:
-        surplus = (batch.weight * (entropies[0] - _aim(cfg, batch.legal))).sum(dim=1)  # the gradient of log α's loss
-        optim.ScalarAdam.step(state.log_alpha, state.log_alpha_adam, surplus, hp["lr_alpha"], learned.healthy)
+        aim = _aim(cfg, batch.legal)
+        optim.learn_temperature(state, hp["lr_alpha"], batch.weight, entropies[0], aim, learned.healthy)
     return learned

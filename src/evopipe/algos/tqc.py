@@ -195,6 +195,5 @@ def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, 
     learned = _actor_critic.learn(state, "critics", hp, healthy, loss(cfg, state, hp, batch, draw), climb)
     if cfg.learn_alpha:
         aim = -float(cfg.spaces.actions) if cfg.target_entropy == "auto" else cfg.target_entropy
-        surplus = (batch.weight * (entropies[0] - aim)).sum(dim=1)  # the gradient of log α's loss
-        optim.ScalarAdam.step(state.log_alpha, state.log_alpha_adam, surplus, hp["lr_alpha"], learned.healthy)
+        optim.learn_temperature(state, hp["lr_alpha"], batch.weight, entropies[0], aim, learned.healthy)
     return learned

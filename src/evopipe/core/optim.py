@@ -292,6 +292,25 @@ class ScalarAdam:
         state.copy_(torch.where(active[..., None], torch.stack((mean, square, steps), dim=-1), state))
 
 
+def learn_temperature(
+    state: Any, lr: Tensor, weight: Tensor, entropy: Tensor, aim: float | Tensor, active: Tensor,
+) -> None:  # fmt: skip
+    """Move log α, the logarithm of the entropy's weight, so that the entropy nears its target; in place.
+
+    The gradient is the weighted mean of entropy − target (Haarnoja et al., "Soft actor-critic algorithms and
+    applications", 2018).
+
+    Args:
+        state: the algorithm's state. Its `log_alpha` `[P]` and `log_alpha_adam` `[P, 3]` change.
+        lr: `[P]`, the learning rates.
+        weight: `[P, B]`, the weights of a minibatch's B transitions.
+        entropy: `[P, B]`, the policy's entropy in each state, without gradient.
+        aim: the target of the entropy, one number or `[P, B]`.
+        active: `[P]` bool, the members that learn.
+    """
+    ScalarAdam.step(state.log_alpha, state.log_alpha_adam, (weight * (entropy - aim)).sum(dim=1), lr, active)
+
+
 def polyak(target: Net | None, online: Net | None, weight: Tensor) -> None:
     """Move a target network towards the online network, in place: target ← target + weight · (online − target).
 

@@ -6,7 +6,6 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ pytest.importorskip("transformers")
 
 
 import words
+from asked import CHAT, model_of
 from evopipe.agents import (
     CallingAgent,
     ChatAgent,
@@ -31,22 +31,10 @@ from evopipe.agents import (
     rounds,
 )
 from evopipe.agents.engine import Done, EpisodeJob, RolloutEngine, _check, _late, _Turns
-from evopipe.agents.model import Limits, Model, Reply, Request, Sampled, Tokens, back_off
+from evopipe.agents.model import Limits, Request, Sampled, Tokens, back_off
 from evopipe.agents.rows import returns
 from evopipe.agents.settings import Agents
 from evopipe.agents.workflow import number
-
-CHAT = [{"role": "user", "content": "0"}]
-
-
-def model_of(said: Callable[[Request], list[int]], seen: list[Request], limits: Limits | None = None) -> Model:
-    async def submit(request: Request) -> Reply:
-        seen.append(request)
-        ids = said(request)
-        return Reply(ids, [-float(i + 1) for i in range(len(ids))], [0.5] * len(ids))
-
-    return Model(Tokens(words.base()), submit, 3, 7, Sampled(), limits or Limits(64, 4))
-
 
 # --- completions ------------------------------------------------------------------------------------------------------
 

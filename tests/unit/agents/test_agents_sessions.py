@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ pytest.importorskip("transformers")
 from aiohttp import web
 
 import words
+from asked import CHAT, model_of
 from evopipe.agents import (
     ModelOutput,
     TerminationReason,
@@ -22,21 +22,9 @@ from evopipe.agents import (
     protocol,
 )
 from evopipe.agents.endpoint import AgentSession, Endpoint, Waves
-from evopipe.agents.model import Limits, Model, Reply, Request, Sampled, Tokens
+from evopipe.agents.model import Limits, Reply, Request, Sampled, Tokens
 from evopipe.agents.protocol import ChatAsked, Refused, TextAsked
 from evopipe.errors import DataError
-
-CHAT = [{"role": "user", "content": "0"}]
-
-
-def model_of(said: Callable[[Request], list[int]], seen: list[Request], limits: Limits | None = None) -> Model:
-    async def submit(request: Request) -> Reply:
-        seen.append(request)
-        ids = said(request)
-        return Reply(ids, [-float(i + 1) for i in range(len(ids))], [0.5] * len(ids))
-
-    return Model(Tokens(words.base()), submit, 3, 7, Sampled(), limits or Limits(64, 4))
-
 
 # --- sessions of an endpoint ------------------------------------------------------------------------------------------
 
