@@ -35,7 +35,7 @@ from evopipe.schema.evolution import MutationConfig, TournamentConfig
 from evopipe.schema.stored import in_a_sentence
 from evopipe.searchers import propose
 from evopipe.searchers.contract import About, Bound, Searcher
-from evopipe.searchers.outside import Outside
+from evopipe.searchers.outside import PluginSearch
 from evopipe.types import Spaces
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ class Spec(ABC):
         )  # fmt: skip
         plugin, config = searchers.plugin(self.search.strategy), self.search.config(self.tournament)
         make: Callable[[], Searcher] = partial(self.strategy.Search, config, about)
-        return make() if plugin is None else Outside.of(make, plugin, size)
+        return make() if plugin is None else PluginSearch.of(make, plugin, size)
 
     def form(self, members: Sequence[Member]) -> list[Cohort]:
         """Group members into cohorts, whose networks are computed as one padded batch of tensors; return the
