@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from evopipe.errors import need_package
 
 if TYPE_CHECKING:
     import gymnasium
+    import numpy as np
 
-__all__ = ["from_dm_env"]
+__all__ = ["from_dm_env", "from_openspiel"]
 
 
 def from_dm_env(
@@ -35,3 +36,35 @@ def from_dm_env(
     from evopipe.envs.dm import DmEnv
 
     return DmEnv(make, reseed, kwargs)
+
+
+def from_openspiel(
+    game: str, seat: int | None = None, opponent: str = "random", opponents: Sequence[Mapping[str, Any]] = (),
+    render_mode: str | None = None, **kwargs: Any,
+) -> gymnasium.Env[np.ndarray, Any]:  # fmt: skip
+    """Return a game of OpenSpiel as a Gymnasium environment of one seat, whose other seats are played inside it.
+
+    Observations are flat, `[O]` float32. Actions are OpenSpiel's, and those that are legal are in
+    `info["action_mask"]`. A reward is what the seat's return has grown by. An episode is a function of its seed and
+    actions.
+
+    Args:
+        game: the game's name in OpenSpiel, such as `tic_tac_toe`; it may have parameters, `go(board_size=5)`.
+        seat: the player whose actions are the environment's, from 0; None draws one for each episode.
+        opponent: who plays the other seats: `random`; the folder of an exported elite, which acts greedily; or
+            `module:function`, called with an observation, legal actions `[A]` bool and a NumPy generator.
+        opponents: earlier members who play them in place of `opponent`, with a probability each; self-play
+            (`train.self_play`) sets this.
+        render_mode: `ansi` for positions as text; None for none.
+        kwargs: parameters of the game.
+
+    Raises:
+        MissingInputError: the package open_spiel is not installed, or the opponent's file does not exist.
+        ParamsError: the game, its parameters or the opponent cannot be used.
+        DataError: an opponent's file is damaged.
+    """
+    need_package("pyspiel", "openspiel", "evopipe.envs.from_openspiel")
+    from evopipe.envs.games import GameEnv
+    from evopipe.envs.openspiel import OpenSpielGame
+
+    return GameEnv(OpenSpielGame(game, kwargs), seat, opponent, opponents, render_mode)

@@ -21,7 +21,7 @@ from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.envs.team import TeamSpace
 from evopipe.errors import DataError, ParamsError, UsageError
 from evopipe.own import import_name
-from evopipe.policies import numpy_policy
+from evopipe.core import numpy_policy
 from evopipe.policies.acting import PROGRAM, Policy, online_networks, other_networks, rows_for_acting
 from evopipe.policies.team import TeamPolicy
 from evopipe.schema.stored import StoredPolicy, StoredSpaces, StoredTeam, in_a_sentence
@@ -121,7 +121,7 @@ def _export(module: torch.nn.Module, observations: int, memory: int) -> bytes:
 def numpy_files(policy: Policy | TeamPolicy) -> tuple[dict[str, bytes], str]:
     """Return the files by which a policy acts without torch and evopipe, as a pair: a dict name → bytes, and a reason.
 
-    The files are `policy.npz` and the module `policies.numpy_policy`; the reason is then empty. If the policy is not a
+    The files are `policy.npz` and the module `core.numpy_policy`; the reason is then empty. If the policy is not a
     plain perceptron with one output for each action, the dict is empty, and the reason says why.
     """
     try:
