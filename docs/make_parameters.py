@@ -170,8 +170,8 @@ HEAD = """# Parameters
 
 Every key of `params.yaml`. The file is complete: DVC does not see defaults that live in code, so a key that is missing
 is an error, and the message names its default. Unknown keys are errors too. `runtime.shards`, `train.callbacks`,
-`train.curriculum` and `train.self_play` may be left out. `evopipe params check` says what is wrong and where, `evopipe params show` prints
-what is in effect, `evopipe params schema` prints the JSON schema.
+`train.curriculum` and `train.self_play` may be left out. `evopipe params check` says what is wrong and where,
+`evopipe params show` prints what is in effect, `evopipe params schema` prints the JSON schema.
 
 From Python (`evopipe.train({...})`) keys that are not given take the defaults below.
 

@@ -199,16 +199,16 @@ def test_a_stage_that_was_stopped_goes_on_and_writes_its_league(tmp_path: Path) 
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "idle": ({"train": {"self_play": {"keep": 3}}}, "every is 0, which is no self-play: set it to 1 or more, or leave the"),
-    "chances": ({"train": {"self_play": {"every": 1, "fixed": 0.6}}}, "latest (0.5) and fixed (0.6) add up to more than"),
+    "idle": ({"train": {"self_play": {"keep": 3}}}, "every is 0, which is no self-play: set it to 1 or more, or leave"),
+    "chances": ({"train": {"self_play": {"every": 1, "fixed": 0.6}}}, "latest (0.5) and fixed (0.6) add up to more th"),
     "backend": (
         {"env": {"id": "CartPole-v1", "backend": "c"}},
         "train.self_play.every: env.backend c cannot make environments anew: set it to sync, or this to 0",
     ),
-    "offline": ({"train": {"algo": "cqn", "mode": "offline"}}, "members learn from a dataset, not in environments: set it"),
-    "algorithm": ({"train": {"algo": "sac"}}, "sac has neither logits nor action values, so its members cannot be opponen"),
+    "offline": ({"train": {"algo": "cqn", "mode": "offline"}}, "members learn from a dataset, not in environments: se"),
+    "algorithm": ({"train": {"algo": "sac"}}, "sac has neither logits nor action values, so its members cannot be opp"),
     "team": ({"train": {"algo": "ippo"}}, "ippo trains teams, so its members cannot be opponents: set it to 0"),
-    "fitness": ({"search": {"fitness": "training"}}, "train.self_play changes whom members train against, generation by"),
+    "fitness": ({"search": {"fitness": "training"}}, "train.self_play changes whom members train against, generation "),
 }  # fmt: skip
 
 
@@ -221,9 +221,11 @@ def test_what_does_not_fit_is_refused(case: str) -> None:
 
 
 def test_an_environment_that_is_no_game_is_refused() -> None:
-    with pytest.raises(ParamsError, match=r"^train\.self_play: 'CartPole-v1' takes no argument `opponents`, which an env"):
+    with pytest.raises(
+        ParamsError, match=r"^train\.self_play: 'CartPole-v1' takes no argument `opponents`, which an env"
+    ):
         check(small(env={"id": "CartPole-v1"}))
-    with pytest.raises(ParamsError, match="'opponents' is set by train.self_play and cannot be given; remove it"):
+    with pytest.raises(ParamsError, match=r"'opponents' is set by train\.self_play and cannot be given; remove it"):
         check(small(env={"id": "games_for_tests:Nim-v0", "kwargs": {"opponents": []}}))
     check(small())
 
@@ -232,7 +234,9 @@ def test_networks_that_cannot_be_opponents_are_refused() -> None:
     network = {"encoder": [8], "latent": 8, "encoder_kind": "simba"}
     params = small(algos={"ppo": {**SMALL["algos"]["ppo"], "network": network}})
     with (
-        pytest.raises(ParamsError, match=r"^train\.self_play: members cannot be opponents: its network is more than a "),
+        pytest.raises(
+            ParamsError, match=r"^train\.self_play: members cannot be opponents: its network is more than a "
+        ),
         begun(params),
     ):
         pass
@@ -241,7 +245,9 @@ def test_networks_that_cannot_be_opponents_are_refused() -> None:
 @pytest.mark.thorough
 def test_shards_are_refused() -> None:
     shards = {"device": "cpu", "cohorts": "exact", "shards": {"count": 2}}
-    with pytest.raises(ParamsError, match=r"train\.self_play: shards do not make environments anew; set runtime\.shards"):
+    with pytest.raises(
+        ParamsError, match=r"train\.self_play: shards do not make environments anew; set runtime\.shards"
+    ):
         evopipe.train({**SMALL, "runtime": shards})
 
 

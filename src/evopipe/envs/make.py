@@ -154,8 +154,8 @@ def source_of(cfg: EnvConfig) -> list[Path]:
     """Return the source files of an environment, without repetitions.
 
     They are the files, or package folders, of the modules in the environment's id (`module:EnvId`) and in the names of
-    its wrappers (`module:Wrapper`). Only modules that are already imported count; `make_env` imports them. The arrays of
-    an elite that `env.kwargs.opponent` names are among them. For an environment in C, the result is its C file.
+    its wrappers (`module:Wrapper`). Only modules that are already imported count; `make_env` imports them. The arrays
+    of an elite that `env.kwargs.opponent` names are among them. For an environment in C, the result is its C file.
     """
     if cfg.source is not None:
         return [Path(cfg.source)]

@@ -33,7 +33,9 @@ class OpenSpielGame:
         if kind.dynamics == pyspiel.GameType.Dynamics.MEAN_FIELD:
             raise ParamsError(f"{_KEY}: {name!r} is a mean-field game, which has no players to take turns")
         if kind.chance_mode == pyspiel.GameType.ChanceMode.SAMPLED_STOCHASTIC:
-            raise ParamsError(f"{_KEY}: {name!r} draws chance moves by itself, so no episode would follow from its seed")
+            raise ParamsError(
+                f"{_KEY}: {name!r} draws chance moves by itself, so no episode would follow from its seed"
+            )
         self._remembers = bool(kind.provides_information_state_tensor)
         if not (self._remembers or kind.provides_observation_tensor):
             raise ParamsError(f"{_KEY}: {name!r} has no observations that are numbers; choose another game")

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from evopipe.algos import Algorithm, get
+from evopipe.core import numpy_policy
 from evopipe.core.fit import forms_of_networks, forms_of_rows, misfit
 from evopipe.core.member import Member, read_architecture
 from evopipe.core.module import Module
@@ -21,7 +22,6 @@ from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.envs.team import TeamSpace
 from evopipe.errors import DataError, ParamsError, UsageError
 from evopipe.own import import_name
-from evopipe.core import numpy_policy
 from evopipe.policies.acting import PROGRAM, Policy, online_networks, other_networks, rows_for_acting
 from evopipe.policies.team import TeamPolicy
 from evopipe.schema.stored import StoredPolicy, StoredSpaces, StoredTeam, in_a_sentence

@@ -67,8 +67,8 @@ def _refuse_no_game(cfg: EnvConfig) -> None:
             pass
     except EvopipeError as error:
         raise ParamsError(
-            f"train.self_play: {cfg.id!r} takes no argument `opponents`, which an environment of one seat of a game has, "
-            "such as those of evopipe.envs.from_openspiel; set train.self_play.every to 0, or choose a game"
+            f"train.self_play: {cfg.id!r} takes no argument `opponents`, which an environment of one seat of a game "
+            "has, such as those of evopipe.envs.from_openspiel; set train.self_play.every to 0, or choose a game"
         ) from error
 
 

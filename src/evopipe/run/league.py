@@ -26,8 +26,8 @@ KEY = "train.self_play"
 class League:
     """The opponents that self-play keeps, in files named by their hash.
 
-    The league itself has no state: a run holds the list of its opponents, the oldest first. A file is never changed, and
-    stays until the run is over, so that every checkpoint finds its opponents.
+    The league itself has no state: a run holds the list of its opponents, the oldest first. A file is never changed,
+    and stays until the run is over, so that every checkpoint finds its opponents.
 
     Args:
         cfg: the block `train.self_play`.

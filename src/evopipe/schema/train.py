@@ -77,8 +77,8 @@ class SelfPlayConfig(Schema):
     every: int = Field(
         0,
         ge=0,
-        description="number of generations after which the best member joins the league, as it is then; 0: no self-play, "
-        "opponents are those of `env.kwargs`",
+        description="number of generations after which the best member joins the league, as it is then; 0: no "
+        "self-play, opponents are those of `env.kwargs`",
     )
     keep: int = Field(20, ge=1, le=1000, description="number of opponents in the league, of which the newest stay")
     latest: float = Field(

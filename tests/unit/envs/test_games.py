@@ -26,8 +26,8 @@ def arrays(folder: Path, bias: list[float], observations: int = 8, values: bool 
     """Write the arrays of a policy whose outputs are always `bias`; return their path."""
     made = {
         "output.weight": np.zeros((observations, len(bias)), np.float32), "output.bias": np.array(bias, np.float32),
-        "observations": observations, "choices": [len(bias)], "starts": [0], "kind": "discrete", "layers": np.array([], str),
-        "shape": np.array([], np.int64), "activation": "ReLU", "values": values,
+        "observations": observations, "choices": [len(bias)], "starts": [0], "kind": "discrete", "values": values,
+        "shape": np.array([], np.int64), "layers": np.array([], str), "activation": "ReLU",
     }  # fmt: skip
     data = dump_arrays({name: np.asarray(value) for name, value in made.items()})
     path = folder / f"{digest(data)}.npz"
@@ -154,17 +154,17 @@ def test_parameters_of_a_game_by_its_id() -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], type[EvopipeError], str]] = {
-    "game": ({"game": "tic_tac_to"}, ParamsError, "env.kwargs: game: OpenSpiel has no game 'tic_tac_to', did you mean "),
+    "game": ({"game": "tic_tac_to"}, ParamsError, "env.kwargs: game: OpenSpiel has no game 'tic_tac_to', did you mean"),
     "parameter": (
-        {"rowz": 3}, ParamsError, "env.kwargs: 'connect_four' of OpenSpiel takes no parameter 'rowz', did you mean 'rows'"
+        {"rowz": 3}, ParamsError, "env.kwargs: 'connect_four' of OpenSpiel takes no parameter 'rowz', did you mean 'row"
     ),
-    "value": ({"rows": "x"}, ParamsError, "OpenSpiel cannot make 'connect_four' with {'rows': 'x'}: Wrong type for par"),
+    "value": ({"rows": "x"}, ParamsError, "OpenSpiel cannot make 'connect_four' with {'rows': 'x'}: Wrong type for pa"),
     "field": ({"game": "mfg_crowd_modelling"}, ParamsError, "is a mean-field game, which has no players to take turns"),
     "seat": ({"seat": 2}, ParamsError, "env.kwargs: seat: 2 is none of 0 to 1; null draws one"),
-    "opponent": ({"opponent": 3}, ParamsError, "opponent: 3 is no text: name random, the folder of an elite, or module:f"),
-    "nobody": ({"opponent": "nowhere"}, MissingInputError, "nowhere/policy.npz: not there; name random, the folder of an"),
+    "opponent": ({"opponent": 3}, ParamsError, "opponent: 3 is no text: name random, the folder of an elite, or modul"),
+    "nobody": ({"opponent": "nowhere"}, MissingInputError, "nowhere/policy.npz: not there; name random, the folder of"),
     "function": ({"opponent": "games_for_tests:frst"}, ParamsError, "has no 'frst', did you mean 'first'"),
-    "missing": ({"opponents": [{"arrays": "a.npz", "chance": 1.0}]}, MissingInputError, "a.npz: this opponent is not the"),
+    "missing": ({"opponents": [{"arrays": "a.npz", "chance": 1.0}]}, MissingInputError, "a.npz: this opponent is not "),
 }  # fmt: skip
 
 
@@ -180,14 +180,18 @@ def test_files_that_are_not_what_they_are_named_are_refused(tmp_path: Path) -> N
     path = Path(arrays(tmp_path, [1.0, 2.0, 3.0]))
     data = path.read_bytes()
     path.write_bytes(data[:-1] + b"!")
-    with pytest.raises(DataError, match=r"\.npz: this opponent's bytes have the hash [0-9a-f]{32}, not the one that it "):
+    with pytest.raises(
+        DataError, match=r"\.npz: this opponent's bytes have the hash [0-9a-f]{32}, not the one that it "
+    ):
         nim(opponents=[{"arrays": str(path), "chance": 1.0}])
     path = tmp_path / f"{digest(b'no archive')}.npz"
     path.write_bytes(b"no archive")
     with pytest.raises(DataError, match=r"is no policy\.npz of an elite"):
         nim(opponents=[{"arrays": str(path), "chance": 1.0}])
     other = arrays(tmp_path, [1.0, 2.0])
-    with pytest.raises(ParamsError, match="takes 8 observations and 2 discrete actions, this game has 8 and 3 discrete"):
+    with pytest.raises(
+        ParamsError, match="takes 8 observations and 2 discrete actions, this game has 8 and 3 discrete"
+    ):
         nim(opponents=[{"arrays": other, "chance": 1.0}])
     both = [{"arrays": arrays(tmp_path, [1.0, 0.0, 0.0]), "chance": 0.7}] * 2
     with pytest.raises(ParamsError, match=r"their chances add up to 1\.4, at most 1 can be"):

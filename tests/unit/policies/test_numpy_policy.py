@@ -14,11 +14,11 @@ import pytest
 
 import populations
 from drawn_policies import drawn
+from evopipe.core import numpy_policy
 from evopipe.core.layers import ACTIVATIONS
 from evopipe.envs.make import opened
 from evopipe.envs.team import read_spaces
 from evopipe.errors import DataError
-from evopipe.core import numpy_policy
 from evopipe.policies import policy
 from evopipe.policies.card import card
 from evopipe.run.spec import first_members
