@@ -15,7 +15,7 @@ from evopipe.envs.games import GameEnv
 class Nim:
     """Two players take 1 to 3 of the sticks in turn; who takes the last one wins."""
 
-    seats, actions = 2, 3
+    seats, actions, cut = 2, 3, False
 
     def __init__(self, sticks: int = 7) -> None:
         self.most, self.observations = sticks, sticks + 1

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import gymnasium
     import numpy as np
 
-__all__ = ["from_dm_env", "from_openspiel"]
+__all__ = ["from_dm_env", "from_openspiel", "from_pettingzoo"]
 
 
 def from_dm_env(
@@ -68,3 +68,30 @@ def from_openspiel(
     from evopipe.envs.openspiel import OpenSpielGame
 
     return GameEnv(OpenSpielGame(game, kwargs), seat, opponent, opponents, render_mode)
+
+
+def from_pettingzoo(
+    game: str, seat: int | None = None, opponent: str = "random", opponents: Sequence[Mapping[str, Any]] = (),
+    render_mode: str | None = None, **kwargs: Any,
+) -> gymnasium.Env[np.ndarray, Any]:  # fmt: skip
+    """Return a game of PettingZoo as a Gymnasium environment of one seat, whose other seats are played inside it.
+
+    Agents act in turn; where they would act at once, they are asked one after another and do not see what the others
+    chose. All have the same spaces. Observations are flat, `[O]` float32; legal actions are in `info["action_mask"]`.
+
+    Args:
+        game: a module of PettingZoo, such as `tictactoe_v3`, or `module:function`.
+        seat, opponent, opponents, render_mode: as for `from_openspiel`; seats are the `possible_agents` in their order.
+        kwargs: arguments of the game's function.
+
+    Raises:
+        MissingInputError: the opponent's file does not exist.
+        ParamsError: the game, its arguments or the opponent cannot be used.
+        DataError: an opponent's file is damaged.
+    """
+    from evopipe.envs.aec import AecGame
+    from evopipe.envs.games import GameEnv
+
+    # PettingZoo draws text where it is asked for `ansi`.
+    drawing = {} if render_mode is None else {"render_mode": render_mode}
+    return GameEnv(AecGame(game, drawing | kwargs), seat, opponent, opponents, render_mode)

@@ -41,11 +41,13 @@ class Game(Protocol):
         actions: `A`, the number of actions.
         turn: the player who is to act; None when the game is over.
         returns: the sum of each player's rewards so far.
+        cut: whether the game is over only because of a limit: then what would have followed is worth something.
     """
 
     seats: int
     observations: int
     actions: int
+    cut: bool
 
     @property
     def turn(self) -> int | None: ...
@@ -129,7 +131,8 @@ class GameEnv(gymnasium.Env[np.ndarray, Any]):
         self._others()
         had, self._had = self._had, self.game.returns[self.seat]
         obs, info = self._seen()
-        return obs, float(self._had - had), self.game.turn is None, False, info
+        over, cut = self.game.turn is None, self.game.cut
+        return obs, float(self._had - had), over and not cut, over and cut, info
 
     def render(self) -> Any:
         return self.game.shown() if self.render_mode == "ansi" else None
@@ -286,3 +289,4 @@ def _own(function: Player, what: str) -> Player:
 
 
 gymnasium.register("OpenSpiel-v0", "evopipe.envs:from_openspiel")
+gymnasium.register("PettingZoo-v0", "evopipe.envs:from_pettingzoo")

@@ -27,6 +27,8 @@ class OpenSpielGame:
         ParamsError: OpenSpiel has no such game, the game takes no such parameter, or evopipe does not support it.
     """
 
+    cut = False
+
     def __init__(self, name: str, parameters: Mapping[str, Any]) -> None:
         self._game = _load(name, parameters)
         kind = self._game.get_type()
@@ -43,6 +45,7 @@ class OpenSpielGame:
         self.seats, self.actions = int(self._game.num_players()), int(self._game.num_distinct_actions())
         self.observations = int(np.prod(shape()))
         self._draw: np.random.Generator | None = None
+        self._chosen: list[int] = []  # of players who act at the same time
         self._begin(0)
 
     @property
@@ -98,7 +101,7 @@ class OpenSpielGame:
     def _begin(self, seed: int) -> None:
         self._seed, self._draw = seed, None  # of the generator, which few games need
         self._state: Any = self._game.new_initial_state()
-        self._chosen: list[int] = []  # of players who act at the same time
+        self._chosen = []
         self._chance()
 
     def _chance(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evopipe.envs import from_openspiel
+from evopipe.envs import from_openspiel, from_pettingzoo
 from evopipe.envs.games import GameEnv, digest, league_player
 from evopipe.envs.make import make_env, source_of
 from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, MissingInputError, ParamsError
@@ -147,6 +147,20 @@ def test_players_who_act_at_the_same_time() -> None:
         assert rewards == [0.0, 1.0, -1.0]
 
 
+def test_the_same_games_by_pettingzoo() -> None:
+    env = from_pettingzoo("tictactoe_v3", seat=1, opponent="games_for_tests:first")
+    obs, info = env.reset(seed=0)
+    assert (obs.shape, info["action_mask"].tolist()) == ((18,), [0, 1, 1, 1, 1, 1, 1, 1, 1])
+    for action in (4, 2):
+        assert env.step(action)[1:4] == (0.0, False, False)
+    obs, reward, terminated, truncated, info = env.step(6)
+    assert (reward, terminated, truncated, info["action_mask"].sum()) == (1.0, True, False, 9)
+    assert obs.sum() == 6  # three of each
+    cut = from_pettingzoo("rps_v2", seat=0, opponent="games_for_tests:first", max_cycles=2)  # rock
+    cut.reset(seed=0)
+    assert [cut.step(action)[1:4] for action in (1, 2)] == [(1.0, False, False), (-1.0, False, True)]
+
+
 def test_parameters_of_a_game_by_its_id() -> None:
     kwargs = {"game": "connect_four", "rows": 4, "columns": 5}
     env = make_env(EnvConfig(id=OPENSPIEL, kwargs=kwargs))
@@ -166,6 +180,22 @@ REFUSED: dict[str, tuple[dict[str, Any], type[EvopipeError], str]] = {
     "function": ({"opponent": "games_for_tests:frst"}, ParamsError, "has no 'frst', did you mean 'first'"),
     "missing": ({"opponents": [{"arrays": "a.npz", "chance": 1.0}]}, MissingInputError, "a.npz: this opponent is not "),
 }  # fmt: skip
+
+
+ELSEWHERE = {
+    "nothing": ({"game": "tictacto_v3"}, "env.kwargs: game: 'tictacto_v3' names no environment of PettingZoo"),
+    "arguments": ({"game": "tictactoe_v3", "rows": 4}, "env.kwargs: 'tictactoe_v3' does not take {'rows': 4}: "),
+    "unlike": ({"game": "simple_speaker_listener_v4"}, "has agents of unlike spaces, and one network plays every seat"),
+    "continuous": ({"game": "simple_spread_v3", "continuous_actions": True}, "a game has discrete ones from 0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ELSEWHERE)
+def test_what_is_no_game_of_pettingzoo_is_refused(case: str) -> None:
+    given, sentence = ELSEWHERE[case]
+    with pytest.raises(ParamsError) as raised:
+        make_env(EnvConfig(id="evopipe.envs.games:PettingZoo-v0", kwargs=given))
+    assert sentence in str(raised.value)
 
 
 @pytest.mark.parametrize("case", REFUSED)
