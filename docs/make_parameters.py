@@ -100,6 +100,7 @@ NOTES: Notes = {
     "train.self_play.every": ("generations", "a slower league, whose members differ more"),
     "train.self_play.keep": ("opponents", "older opponents are met too, which are weaker and unlike"),
     "train.self_play.latest": ("probability", "more episodes against an equal, fewer against the past"),
+    "train.self_play.explore": ("probability", "more unlike positions, weaker opponents"),
     "train.self_play.fixed": ("probability", "more episodes against whom members are scored by"),
     "runtime.shards.ranks": ("processes", "members learn faster, on more devices"),
     "runtime.shards.count": ("shards", "members train side by side on more devices; none has more than its own"),

@@ -116,7 +116,10 @@ def test_every_second_generation_and_what_an_environment_is_asked_for(tmp_path: 
         assert league.chances(1) == [0.5]
         assert league.chances(4) == pytest.approx([0.1, 0.1, 0.1, 0.2])
         path = str(tmp_path / f"{joined.arrays}.npz")
-        assert league.arguments(None, [joined]) == {"sticks": 7, "opponents": [{"arrays": path, "chance": 0.5}]}
+        assert league.arguments(None, [joined]) == {
+            "sticks": 7,
+            "opponents": [{"arrays": path, "chance": 0.5, "explore": 0.1}],
+        }
         assert league.arguments({"sticks": 3}, []) == {"sticks": 3, "opponents": []}
 
 

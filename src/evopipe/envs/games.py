@@ -82,9 +82,10 @@ class GameEnv(gymnasium.Env[np.ndarray, Any]):
         game: the game.
         seat: the player whom the environment's actions are of; None draws one for each episode.
         opponent: who plays the other seats, see `player`.
-        opponents: others who play them in place of `opponent`: mappings with the path of their arrays as `arrays`, and
-            the probability as `chance` with which one of them plays a seat in an episode. The file's name must be its
-            hash, see `digest`. They draw actions from their policies; those of action values act greedily.
+        opponents: others who play them in place of `opponent`: mappings with the path of their arrays as `arrays`, the
+            probability as `chance` with which one of them plays a seat in an episode, and optionally as `explore` the
+            probability that its action is a random one. The file's name must be its hash, see `digest`. They draw
+            actions from their policies; those of action values act greedily.
         render_mode: `ansi` for positions as text; None for none.
 
     Raises:
@@ -105,7 +106,7 @@ class GameEnv(gymnasium.Env[np.ndarray, Any]):
         self.observation_space = spaces.Box(-np.inf, np.inf, (game.observations,), np.float32)
         self.action_space = spaces.Discrete(game.actions)
         self._fixed = player(opponent, game)
-        self._league = [league_player(each["arrays"], game) for each in opponents]
+        self._league = [league_player(each["arrays"], game, each.get("explore", 0.0)) for each in opponents]
         self._until = np.cumsum([each["chance"] for each in opponents])
         if len(self._until) and self._until[-1] > 1 + _CHANCES:
             raise ParamsError(f"env.kwargs: opponents: their chances add up to {self._until[-1]:g}, at most 1 can be")
@@ -197,9 +198,9 @@ def player(named: str, game: Game) -> Player:
     return lambda obs, legal, draw: int(policy.act(obs, legal))
 
 
-def league_player(arrays: str, game: Game) -> Player:
+def league_player(arrays: str, game: Game, explore: float = 0.0) -> Player:
     """Return a player who acts by arrays in a file that is named by its hash. The player draws actions from its policy;
-    one that computes action values acts greedily.
+    one that computes action values acts greedily. With the probability `explore` an action is a random one.
 
     Raises:
         MissingInputError: the file does not exist.
@@ -210,6 +211,8 @@ def league_player(arrays: str, game: Game) -> Player:
     greedy = bool(policy.held["values"])
 
     def act(obs: np.ndarray, legal: np.ndarray, draw: np.random.Generator) -> int:
+        if explore and draw.random() < explore:
+            return _random(obs, legal, draw)
         logits = np.where(legal, np.nan_to_num(policy.outputs(obs)), -np.inf)
         # The largest of logits with Gumbel noise is a draw from their softmax.
         return int((logits if greedy else logits + draw.gumbel(size=len(logits))).argmax())

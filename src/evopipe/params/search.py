@@ -120,7 +120,7 @@ class SearchConfig(Schema):
                 ("fitness",),
                 "train.curriculum changes what members train in, generation by generation: set it to evaluation",
             )
-        if self.fitness == "training" and getattr(getattr(train, "self_play", None), "every", 0):
+        if self.fitness == "training" and getattr(getattr(train, "self_play", None), "every", None):
             yield (
                 ("fitness",),
                 "train.self_play changes whom members train against, generation by generation: set it to evaluation",

@@ -79,7 +79,8 @@ class League:
         """
         chances = self.chances(len(league))
         opponents = [
-            {"arrays": str(self._path(each)), "chance": chance} for each, chance in zip(league, chances, strict=True)
+            {"arrays": str(self._path(each)), "chance": chance, "explore": self._cfg.explore}
+            for each, chance in zip(league, chances, strict=True)
         ]
         return {**(self._kwargs if lesson is None else lesson), "opponents": opponents}
 

@@ -91,6 +91,13 @@ class SelfPlayConfig(Schema):
         description="probability that it is the opponent of `env.kwargs`, against which members are scored; else it is "
         "one of the older ones of the league, each as likely as the others",
     )
+    explore: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        description="probability that an action of the league's opponents is a random one, so that members meet "
+        "positions to which good play does not lead",
+    )
 
     @model_validator(mode="after")
     def _shares(self) -> SelfPlayConfig:

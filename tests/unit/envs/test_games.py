@@ -99,6 +99,9 @@ def test_a_league_player_draws_from_its_policy_among_what_is_legal(tmp_path: Pat
     found = Counter(act(np.zeros(8, np.float32), legal, draw) for _ in range(4000))
     chances = np.exp(logits) * legal / (np.exp(logits) * legal).sum()
     assert [found[action] / 4000 for action in range(4)] == pytest.approx(chances, abs=0.03)
+    half = league_player(arrays(tmp_path, [0.0, 9.0, 9.0, 0.0], 8), type("Of", (Nim,), {"actions": 4})(), explore=0.6)
+    found = Counter(half(np.zeros(8, np.float32), legal, draw) for _ in range(2000))
+    assert [found[action] / 2000 for action in range(4)] == pytest.approx([0.2, 0.6, 0, 0.2], abs=0.04)
     best = league_player(arrays(tmp_path, logits.tolist(), 8, values=True), type("Of", (Nim,), {"actions": 4})())
     assert {best(np.zeros(8, np.float32), legal, draw) for _ in range(20)} == {3}
 
