@@ -16,6 +16,7 @@ TOKENS = Path("data/tokens")
 POPULATION = Path("models/population")
 TRAINED = Path("models/trained")
 ELITE = Path("models/elite")
+LEAGUE = Path("models/league")  # of self-play
 FETCHED = Path("reports/fetch.json")
 BUFFERED = Path("reports/buffer.json")
 LINEAGE = Path("reports/lineage.jsonl")

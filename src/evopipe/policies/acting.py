@@ -15,18 +15,18 @@ import numpy.typing as npt
 import torch
 
 from evopipe.algos import Algorithm, Answers, on_policy
-from evopipe.core.arch import Arch
+from evopipe.core import numpy_policy
 from evopipe.core.cohort import Cohort, Pace, dissolve, form
 from evopipe.core.member import Member, names_of, tensor_kinds
-from evopipe.core.normalise import SHOWN, Normaliser
+from evopipe.core.normalise import SHOWN
 from evopipe.core.structure import Widths, acting_networks
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.envs.team import TeamEnv
 from evopipe.errors import UsageError
 from evopipe.ops.policy import best_legal
 from evopipe.ops.value import pick
-from evopipe.policies import numpy_policy
 from evopipe.rng import Purpose, Stream
+from evopipe.run.frozen import arrays_of
 from evopipe.storage.tensors import dump_arrays
 
 PROGRAM = "policy.pt2"
@@ -376,38 +376,13 @@ class Policy:
                 return
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the greedy policy as arrays by name, in the form that `policies.numpy_policy` reads.
+        """Return the greedy policy as arrays by name, in the form that `core.numpy_policy` reads.
 
         Raises:
             ValueError: the policy is of a kind that NumPy policies do not support; the message says why.
         """
-        arch, space, acting = self.arch, self.action_space, acting_networks(self._algo.POLICY, self.widths)
-        if not isinstance(arch, Arch) or arch.kind != "mlp" or arch.stem.convs:
-            raise ValueError("its network is more than a plain perceptron")
-        outputs = self.widths[acting[-1]].outputs
-        if outputs != self.actions and not (space.continuous and outputs == 2 * self.actions):
-            raise ValueError("its network gives other numbers than one for each action")
         (member,) = dissolve([self._cohort])
-        tensors: dict[str, torch.Tensor] = {}
-        for name in acting:
-            tensors |= arch.named(self.widths[name], member.tensors[name])
-        for part in ("output.weight", "output.bias"):  # behind the means may be standard deviations
-            tensors[part] = tensors[part][..., : self.actions]
-        normaliser = Normaliser.stack([member.tensors], torch.device("cpu"))
-        if normaliser is not None and normaliser.observations is not None and normaliser.columns is not None:
-            seen = normaliser.observations
-            tensors |= {"mean": seen.mean[0].float(), "scale": seen.scale()[0]}
-            tensors |= {"clip": normaliser.clip[0], "columns": normaliser.columns}
-        arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
-        if space.bounds is not None:
-            arrays["low"], arrays["high"] = space.bounds
-            arrays["squash"] = getattr(self._cfg, "squash", True)
-        else:
-            arrays |= {"choices": space.choices, "starts": space.starts}
-        arrays |= {"kind": space.kind, "shape": np.array(space.shape, np.int64), "observations": self.observations}
-        arrays["layers"] = [name for name in arch.layers if f"{name}.weight" in tensors]
-        arrays |= {"activation": arch.activation, "values": self._algo.values is not None}
-        made = {name: np.asarray(value) for name, value in arrays.items()}
+        made = arrays_of(self._algo, self._cfg, member, self.widths, self.action_space)
         rows = np.random.default_rng(0).normal(size=(64, self.observations)).astype(np.float32)
         other = numpy_policy.Policy(io.BytesIO(dump_arrays(made))).act(rows)
         if np.isclose(self.on_rows().act(rows), other, rtol=1e-3, atol=1e-3).mean() < 0.9:  # two may be worth the same

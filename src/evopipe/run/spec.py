@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
@@ -23,12 +24,15 @@ from evopipe.core.graphs import Paths
 from evopipe.core.member import Member, tensor_kinds
 from evopipe.core.module import Module
 from evopipe.core.structure import Architecture, Widths, acting_networks
+from evopipe.envs.spaces import ActionSpace
 from evopipe.errors import DataError, ParamsError
 from evopipe.mutations import NONE, Mutation, Traits, mutate
 from evopipe.native import build
 from evopipe.params.search import SearchConfig
 from evopipe.rng import Purpose
 from evopipe.run.curriculum import Curriculum
+from evopipe.run.frozen import arrays_of
+from evopipe.run.league import League
 from evopipe.schema.declare import evolvable
 from evopipe.schema.env import EnvConfig
 from evopipe.schema.evolution import MutationConfig, TournamentConfig
@@ -156,6 +160,13 @@ class Spec(ABC):
 
         Raises:
             ParamsError, EnvironmentFailed: the user's function (`train.curriculum`) cannot be imported.
+        """
+        return None
+
+    def league(self, folder: Path | None) -> League | None:
+        """Return the opponents' files of self-play, as a new object; None without self-play.
+
+        `folder` is the folder of the files; None makes a temporary one.
         """
         return None
 
@@ -379,6 +390,16 @@ class EnvSpec(Spec):
     def curriculum(self) -> Curriculum | None:
         name = self.train.curriculum
         return None if name is None else Curriculum(name, self.env.kwargs)
+
+    def league(self, folder: Path | None) -> League | None:
+        if not self.train.self_play.every:
+            return None
+        space = ActionSpace("discrete", (), self.spaces.choices, (0,))
+
+        def arrays(member: Member) -> dict[str, np.ndarray]:
+            return arrays_of(self.algo, self.algo_config, member, self.widths, space)
+
+        return League(self.train.self_play, arrays, self.env.kwargs, folder)
 
     @property
     def unrewarded(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from evopipe.schema.callbacks import CallbacksConfig, FunctionName
 from evopipe.schema.declare import Schema, left_out
@@ -69,6 +69,43 @@ class ReplayConfig(Schema):
     def members(self, population: int) -> int:
         """Return how many of `population` members share a replay buffer."""
         return population if self.sharing == "shared" else 1 if self.sharing == "own" else self.sharing
+
+
+class SelfPlayConfig(Schema):
+    """Settings of self-play: members train against earlier generations of their population, the league."""
+
+    every: int = Field(
+        0,
+        ge=0,
+        description="number of generations after which the best member joins the league, as it is then; 0: no "
+        "self-play, opponents are those of `env.kwargs`",
+    )
+    keep: int = Field(20, ge=1, le=1000, description="number of opponents in the league, of which the newest stay")
+    latest: float = Field(
+        0.5, ge=0, le=1, description="probability that an opponent in a training episode is the newest of the league"
+    )
+    fixed: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        description="probability that it is the opponent of `env.kwargs`, against which members are scored; else it is "
+        "one of the older ones of the league, each as likely as the others",
+    )
+    explore: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        description="probability that an action of the league's opponents is a random one, so that members meet "
+        "positions to which good play does not lead",
+    )
+
+    @model_validator(mode="after")
+    def _shares(self) -> SelfPlayConfig:
+        if self.latest + self.fixed > 1:
+            raise ValueError(f"latest ({self.latest}) and fixed ({self.fixed}) add up to more than 1")
+        if not self.every and self.model_fields_set - {"every"} and self != SelfPlayConfig():
+            raise ValueError("every is 0, which is no self-play: set it to 1 or more, or leave the block out")
+        return self
 
 
 class TrainConfig(Schema):
@@ -138,4 +175,6 @@ class TrainConfig(Schema):
         "next generation's training environments differ from `env.kwargs`; null: none; may be left out",
     )
 
-    _spare = left_out("callbacks", "curriculum")
+    self_play: SelfPlayConfig = Field(default_factory=SelfPlayConfig, validate_default=True)
+
+    _spare = left_out("callbacks", "curriculum", "self_play")
