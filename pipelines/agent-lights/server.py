@@ -1,8 +1,8 @@
 """Four lamps in a row, as a server that speaks OpenEnv's messages: `python server.py PORT`.
 
 Who presses a lamp's switch toggles the lamp and those beside it. A session is an episode of at most three presses. A
-press earns the share of the needed presses by which it brings the end nearer, so that an episode is worth 1 if no lamp
-is on at its end.
+press that brings the end nearer than it was before earns that share of the presses that were needed, so that an episode
+is worth 1 if no lamp is on at its end.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from websockets.sync.server import ServerConnection, serve
 
 LAMPS, PRESSES = 4, 3
+SWITCHES = [str(place) for place in range(LAMPS)]
 
 
 def pressed(lamps: int, place: int) -> int:
@@ -46,20 +47,22 @@ class Session:
     """The lamps of one episode."""
 
     def __init__(self) -> None:
-        self.lamps, self.left, self.need = 0, 0, 0
+        self.lamps, self.left, self.need, self.least = 0, 0, 0, 0
 
     def answer(self, message: dict[str, Any]) -> dict[str, Any]:
         """Return what a message of a client is answered with."""
         kind, data = message["type"], message["data"]
         if kind == "reset":
             self.lamps, self.left = drawn(int(data["seed"])), PRESSES
-            self.need = needed(self.lamps)
+            self.need = self.least = needed(self.lamps)
             return self._told(None)
-        place = str(data.get("message", ""))
-        if kind != "step" or place not in map(str, range(LAMPS)):
-            return {"type": "error", "data": {"message": f"no switch {place!r:.20}", "code": "VALIDATION_ERROR"}}
-        before, self.lamps, self.left = needed(self.lamps), pressed(self.lamps, int(place)), self.left - 1
-        return self._told((before - needed(self.lamps)) / self.need)
+        if kind != "step":
+            return {"type": "error", "data": {"message": f"{kind!r:.40} is neither reset nor step"}}
+        before, self.left = self.least, self.left - 1
+        if (place := data.get("message")) in SWITCHES:  # what else is said presses nothing
+            self.lamps = pressed(self.lamps, SWITCHES.index(place))
+        self.least = min(before, needed(self.lamps))
+        return self._told((before - self.least) / self.need)
 
     def _told(self, reward: float | None) -> dict[str, Any]:
         shown = {"lamps": f"{self.lamps:0{LAMPS}b}"[::-1]}

@@ -90,7 +90,7 @@ GRPO: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
              {"loss_type": "grpo", "importance_sampling_level": "sequence"}),
     "CISPO": ({"cispo": True, "clip_low": 1.0, "clip_high": 0.2}, {"loss_type": "cispo", "epsilon_high": 1.2}),
     "INTELLECT-2": ({"clip_most": 1.35}, {"loss_type": "bnpo", "delta": 1.35}),
-    "divergence": ({"beta": 0.3}, {"loss_type": "bnpo", "beta": 0.3}),
+    "divergence": ({"beta": 0.3}, {"loss_type": "bnpo", "beta": 0.3, "use_bias_correction_kl": False}),
     "divergence without bias": (
         {"beta": 0.3, "unbiased_kl": True}, {"loss_type": "bnpo", "beta": 0.3, "use_bias_correction_kl": True},
     ),
