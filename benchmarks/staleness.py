@@ -18,7 +18,7 @@ from evopipe.agents import ChatAgent, MultiTurnEnvironment
 
 KEYS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 SECONDS = 0.05
-WAYS = {
+WAYS: dict[str, dict[str, Any]] = {
     "own weights": {"agents.staleness": 0},
     "four rounds old": {"agents.staleness": 4, "algos.grpo.correction": "none"},
     "four rounds old, corrected": {"agents.staleness": 4, "algos.grpo.correction": "token_truncate"},
