@@ -30,9 +30,10 @@ MEMBERS = Path("reports/members.json")
 EPISODES = Path("reports/episodes.csv")
 MEASURES = Path("reports/language.csv")
 COMPLETIONS = Path("reports/completions.json")
+SAMPLES = Path("reports/samples.jsonl")
 REPORT = Path("reports/report.html")
 REPLAY = Path("reports/replay.json")  # of no stage: `evopipe replay` writes it
-EPISODES_PAGE = Path("reports/episodes.html")  # of agents
+EPISODES_PAGE = Path("reports/episodes.html")  # of agents, and of `SAMPLES`
 EPISODES_FOLDER = Path("episodes")  # of agents
 
 METRICS = frozenset({FETCHED, BUFFERED, TRAIN, EVALUATION})
@@ -130,7 +131,9 @@ STAGES = (
             ("seed", *_ENV, "env.num_envs", "env.backend", "env.step_limit", *_SEARCH, *_COMPUTED, "runtime.compile"),
             (TRANSITIONS, POPULATION), (TRAINED, *_CURVES, TRAIN),
         ),
-        text=Files((*_OF_TEXT, *_SEARCH, *_WRITTEN), (TOKENS, POPULATION), (TRAINED, *_CURVES, TRAIN, MEASURES)),
+        text=Files(
+            (*_OF_TEXT, *_SEARCH, *_WRITTEN), (TOKENS, POPULATION), (TRAINED, *_CURVES, TRAIN, MEASURES, SAMPLES),
+        ),
     ),
     Stage(
         "evaluate", "Score every member on held-out seeds", code=_REGIMES,

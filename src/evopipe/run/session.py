@@ -28,7 +28,7 @@ from evopipe.run.spec import JobT
 from evopipe.schema.tracking import TrackingConfig
 from evopipe.signals import StopSignal
 from evopipe.storage.checkpoint import CheckpointStore
-from evopipe.storage.files import write_csv
+from evopipe.storage.files import dump_json, write_bytes, write_csv
 from evopipe.storage.folders import remove_folder
 from evopipe.storage.keys import CODE, content_key, state_folder
 from evopipe.storage.lock import RunLock
@@ -256,6 +256,10 @@ class Session(Generic[JobT]):
         measures = getattr(self.run.regime, "measures", None)
         if measures is not None:
             write_csv(self.home.folder / layout.MEASURES, ["generation", "slot", *measures.names], measures.rows())
+        samples = getattr(self.run.regime, "samples", None)
+        if samples is not None:
+            lines = (dump_json(each, str(layout.SAMPLES)) for each in samples.rows())
+            write_bytes(self.home.folder / layout.SAMPLES, b"".join(lines))
         about = {**about_spec(self.run.spec), "policy": self.described}
         write_results(self.run, champion, about, self.home.folder)
         if self.run.league is not None:

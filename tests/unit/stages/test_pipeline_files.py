@@ -269,8 +269,10 @@ def test_a_pipeline_of_agents_depends_on_its_base_and_on_who_makes_its_trainer(n
     base = read_yaml(ROOT / "pipelines" / name / "params.yaml").data["language"]["model"]
     own = sorted(path.name for path in (ROOT / "pipelines" / name).glob("*.py"))
     (stage,) = data["stages"].values()
-    assert stage["deps"] == ["src/evopipe", *own, base]
+    assert stage["deps"] == ["src/evopipe", *own, *([base] if base != "tiny" else [])]
     assert stage["cmd"].split()[5] == f"{Path(own[0]).stem}:make"
+    if base == "tiny":  # of random weights
+        return
     upstream = ROOT / "pipelines" / name / Path(base).parents[2] / "dvc.yaml"
     assert "models/elite" in read_yaml(upstream).data["stages"]["export"]["outs"]
 
