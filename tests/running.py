@@ -1,5 +1,4 @@
-"""What each process that runs tests needs: one torch thread, signals, the kernels that a test begins with, and
-the order in which files are collected."""
+"""What each process that runs tests needs: a torch thread, signals, kernels that a test begins with, order of files."""
 
 from __future__ import annotations
 
