@@ -20,6 +20,7 @@ from evopipe.core.structure import Architecture, Widths, acting_networks
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.envs.team import TeamSpace
 from evopipe.errors import DataError, ParamsError, UsageError
+from evopipe.imports import uncollected
 from evopipe.own import import_name
 from evopipe.policies import numpy_policy
 from evopipe.policies.acting import PROGRAM, Policy, online_networks, other_networks, rows_for_acting
@@ -103,7 +104,8 @@ def _spaces(about: Mapping[str, Any]) -> Spaces:
 
 def _programs(policy: Policy | TeamPolicy) -> dict[str, bytes]:
     """Return the bytes of `torch.export` programs by file name."""
-    return {file: _export(module, inputs, policy.memory) for file, (module, inputs) in policy.modules().items()}
+    with uncollected():  # torch.export imports a thousand modules
+        return {file: _export(module, inputs, policy.memory) for file, (module, inputs) in policy.modules().items()}
 
 
 def _export(module: torch.nn.Module, observations: int, memory: int) -> bytes:
