@@ -16,7 +16,6 @@ import torch
 
 import populations
 from evopipe import rng
-from evopipe.algos import get, on_policy
 from evopipe.core import optim
 from evopipe.core.cohort import COSTS, dissolve
 from evopipe.core.graphs import Paths
@@ -24,7 +23,6 @@ from evopipe.core.member import Member
 from evopipe.data.transitions import Transitions
 from evopipe.errors import ParamsError, UsageError
 from evopipe.native import build
-from evopipe.params.load import load_params
 from evopipe.policies import policy
 from evopipe.problems.env import begin
 from evopipe.regimes import learners
@@ -34,7 +32,6 @@ from evopipe.regimes.rollouts import learn_from_rollout
 from evopipe.rng import Purpose
 from evopipe.run.run import Run
 from evopipe.run.spec import EnvSpec, first_members
-from evopipe.schema.read import read_yaml
 from evopipe.types import Learned
 from populations import (
     LONG,
@@ -612,18 +609,6 @@ def test_what_is_set_and_not_used_is_remarked_upon(train: dict[str, Any], remark
     loop = started(populations.problem(algo="ppo", config={"learn_step": 64}, train=train), 2)
     assert loop.regime.remarks == remark
     loop.close()
-
-
-OF_ENVIRONMENTS = [
-    path for path in sorted(Path(__file__).parents[2].glob("pipelines/*/params.yaml")) if "env" in read_yaml(path).data
-]
-
-
-@pytest.mark.parametrize("path", OF_ENVIRONMENTS, ids=lambda path: path.parent.name)
-def test_no_shipped_pipeline_sets_what_is_not_used(path: Path) -> None:
-    params = load_params(path)
-    if on_policy(get(params.train.algo)):
-        assert (params.train.warm_start, params.train.replay.n_step, params.train.replay.prioritised) == (0, 1, False)
 
 
 # ------------------------------------------------------------------------------------------------- collecting oneself
