@@ -182,7 +182,7 @@ def test_by_training_those_are_evaluated_of_whom_nothing_is_known_and_the_first_
     there = sorted(slot for each in played for slot in each)
     assert np.isfinite(found.returns).any(axis=1).nonzero()[0].tolist() == there
     assert [found.steps, found.cut] == [sum(each.steps for each in gave), sum(each.cut for each in gave)]
-    lengths = np.concatenate([each.lengths for each in gave])[np.argsort(sum(played, []))]
+    lengths = np.concatenate([each.lengths for each in gave])[np.argsort([slot for each in played for slot in each])]
     assert found.lengths[there].tolist() == lengths.tolist()
     for place, (member, mean) in enumerate(zip(scored, ended, strict=True)):
         right = found.returns[place].mean() if math.isnan(mean) else mean if healthy[place] else -math.inf
