@@ -356,7 +356,7 @@ def test_who_is_healthy_no_more_gives_no_priorities_even_where_its_errors_are_nu
     assert equal_states(together.state(), plain.state()) == []
 
 
-@pytest.mark.parametrize("name", ["prioritised", "sac", "td3"])
+@pytest.mark.parametrize("name", ["prioritised", "sac", "td3", "td3-twice"])
 def test_every_hyper_parameter_is_each_members_own(name: str, run: Callable[..., Any]) -> None:
     together, plain = (run(job(name), 3) for _ in range(2))
     for loop, take in ((together, by_calls), (plain, plainly)):

@@ -846,6 +846,13 @@ def test_a_run_that_has_seen_no_reward_says_so(share: float, run: Callable[..., 
         assert told[3].text.startswith("no member has seen a reward other than 0 in 24 steps, so there is nothing to ")
 
 
+def test_a_reward_that_evaluation_alone_has_seen_is_one(run: Callable[..., Any]) -> None:
+    loop, heard = run(lottery(max_steps=32)), Heard()
+    drive(loop, Tracker([heard]), lambda: False, lambda: setattr(loop.clock, "rewarded", False))
+    assert loop.clock.generation > 3
+    assert not [event for event in heard.events if isinstance(event, Message)]
+
+
 def test_who_is_told_the_time_left_is_told_the_target(run: Callable[..., Any]) -> None:
     for target in (None, 2.0):
         loop, heard = run(lottery(max_steps=16, target=target)), Heard()
