@@ -229,6 +229,23 @@ def test_a_round_was_rewarded_if_any_member_of_any_cohort_was(slot: int, rewarde
     assert (regime.clock.ticks, regime.clock.rewarded) == (1, rewarded)
 
 
+def test_an_episode_was_redrawn_whose_place_is_behind_those_of_the_first_wave() -> None:
+    """Two tasks of two rollouts are the places 0 to 3; the second task gave way to one of the next wave."""
+    regime, (cohort,) = regime_of({"algos.grpo.redraws": 1})
+    made = Trajectory(steps=[Step(model_output=output([1], [2]))], reward=1.0)
+    done = [
+        [
+            Done(EpisodeJob(0, n, f"{n}:0", {}, Sampled()), Episode(trajectories=[made], is_correct=n < 2), 1, {})
+            for n in (0, 1, 4, 5)
+        ]
+    ]
+    text = batch_of([[RoundTrajectory(0, made, True)] * 4], 0, words.CPU).text
+    regime._measure(cohort, text, done, [[0, 1, 2, 3]], torch.zeros(1), 1)
+    (row,) = regime.measures.rows()
+    found = dict(zip(regime.measures.names, row[2:], strict=True))
+    assert (found["redrawn"], found["all"], found["none"], found["silent"]) == (0.5, 0.5, 0.5, 1.0)
+
+
 @pytest.mark.thorough
 def test_the_share_of_redrawn_episodes_counts_each_of_them() -> None:
     """In the first wave all rewards are equal, and both tasks give way to others."""
@@ -753,10 +770,13 @@ def test_a_third_turn_goes_on_with_the_tokens_of_both_before() -> None:
         for said in ("2", "3", "4"):
             out = await model.get_model_response(chat)
             chat += [{"role": "assistant", "content": out.content}, {"role": "user", "content": said}]
+            replies.append(list(model.prompt(chat).replies))
 
+    replies: list[list[int]] = []
     seen = asked([strange] * 3, talk, Limits(99, 8))
     assert seen[1].ids == [*seen[0].ids, *strange, *words.special("<|user|>2<|end|><|assistant|>")]
     assert seen[2].ids == [*seen[1].ids, *strange, *words.special("<|user|>3<|end|><|assistant|>")]
+    assert replies == [[1], [1, 3], [1, 3, 5]]
 
 
 def test_a_completion_that_is_late_is_asked_again_as_often_as_retries_say() -> None:
