@@ -209,6 +209,15 @@ def equal_states(a: tuple[Any, Any], b: tuple[Any, Any]) -> list[str]:
     return sorted(tensors) + [n for n in a[1].keys() | b[1].keys() if repr(a[1].get(n)) != repr(b[1].get(n))]
 
 
+def make_unlike(run: Any) -> None:
+    """Give every living member numbers of its own in all hyper-parameters that are no counts."""
+    for cohort in run.cohorts:
+        share = torch.tensor([1.0 - 0.17 * slot for slot in cohort.slots])
+        whole = {name for member in cohort.members for name, value in member.hyper.items() if isinstance(value, int)}
+        for name in cohort.hyper.keys() - whole:
+            cohort.hyper[name].mul_(share)
+
+
 def memory_of(run: Any, slot: int, name: str = "rows") -> torch.Tensor:
     """What a slot's member learns from: its own replay memory, or a tensor of its rollout."""
     tensor: torch.Tensor

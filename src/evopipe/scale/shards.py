@@ -210,7 +210,9 @@ class Shards:
         """
         self._let_begin()
         told = self._ask({shard: pack({"do": "ended"}) for shard in range(len(self.slots))})
-        return np.concatenate([tensors["means"].numpy() for _, (_, tensors) in sorted(told.items())])
+        means = np.concatenate([tensors["means"].numpy() for _, (_, tensors) in sorted(told.items())])
+        means[list(self._silent)] = np.nan  # their shard still has those of a generation before
+        return means
 
     def signals(self, slots: Sequence[int]) -> list[dict[str, tuple[float, float]]]:
         """Return, for each of these slots (places in the population), the training signals of this generation by name,
