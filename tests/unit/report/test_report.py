@@ -780,7 +780,7 @@ def test_completions_are_shown_with_whom_they_are_of(copy: Path) -> None:
     )
 
 
-# --- signals, replays, films -------------------------------------------------------------------------------------------
+# --- signals, replays, films ------------------------------------------------------------------------------------------
 
 
 def test_of_signals_the_means_are_read_and_a_run_of_an_earlier_version_has_none(copy: Path) -> None:
