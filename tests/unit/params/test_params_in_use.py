@@ -11,7 +11,7 @@ from evopipe.errors import UsageError
 from evopipe.params.env import Params
 from evopipe.params.load import any_params, env_params
 from evopipe.params.text import LanguageParams
-from evopipe.schema.declare import value_at
+from evopipe.schema.declare import MAX_PROBLEMS, refusal, value_at
 from evopipe.schema.write import dump_yaml
 
 
@@ -104,3 +104,20 @@ def test_a_small_gpt_s_heads_are_its_channels() -> None:
     assert (bounds.min_layers, bounds.max_layers, bounds.min_channels, bounds.max_channels) == (2, 3, 4, 5)
     assert (bounds.min_nodes, bounds.max_nodes, bounds.channel_steps, found.new_layer_prob) == (32, 64, (1,), 0.2)
     assert (found.mutate_elite, found.before_training) == (False, False)
+
+
+@pytest.mark.parametrize(("hidden", "heads", "fits"), [(24, 6, True), (24, 8, False), (24, 5, False), (32, 16, True)])
+def test_a_tiny_base_s_heads_have_pairs_of_numbers(hidden: int, heads: int, fits: bool) -> None:
+    """As rotary embeddings need them: two and two are turned."""
+    block = {"language": {"tiny": {"hidden": hidden, "heads": heads}}}
+    if fits:
+        LanguageParams.model_validate(block)
+    else:
+        with pytest.raises(ValueError, match=rf"hidden \({hidden}\) must be a multiple of 2 · heads \({2 * heads}\)"):
+            LanguageParams.model_validate(block)
+
+
+def test_of_very_many_problems_the_first_are_told_and_the_rest_counted() -> None:
+    for count, said in ((MAX_PROBLEMS, []), (MAX_PROBLEMS + 3, ["… and 3 more"])):
+        lines = str(refusal(f"problem {n}" for n in range(count))).splitlines()
+        assert lines == [*(f"problem {n}" for n in range(MAX_PROBLEMS)), *said]
