@@ -15,8 +15,9 @@ import pytest
 from evopipe.errors import DataError
 from evopipe.schema.tracking import TrackingConfig
 from evopipe.track import outbox, tracking
+from evopipe.track.backends import Appending
 from evopipe.track.outbox import ADVICE, Outbox, _Redacted
-from evopipe.track.record import FILES, TRAINED, TrainingRecord, _link, md5_of
+from evopipe.track.record import FILES, TRAINED, New, TrackedRun, TrainingRecord, _link, md5_of
 from evopipe.version import SOURCE, __version__
 
 ON = TrackingConfig(backends=("tensorboard",))
@@ -105,9 +106,12 @@ def test_what_a_training_wrote_is_kept_when_it_ends_and_what_later_stages_wrote_
     assert kept(record) == {name: f"of {FILES[name]}" for name in of_train}
     assert record.run().result == md5_of(work / TRAINED)
     tracking.attach(TrackingConfig(backends=()), ["evaluate"], work)
+    (work / FILES["fitness"]).unlink()  # as stages do: the record holds a link to the old one
+    (work / FILES["fitness"]).write_text("of a training that goes on")
     tracking.attach(ON, ["train", "population"], work)
     assert started == [], "nothing of theirs is to be shown"
     tracking.attach(ON, ["evaluate", "train"], work)
+    assert kept(record)["fitness"] == f"of {FILES['fitness']}", "`finish` alone takes what a training wrote"
     assert set(kept(record)) == of_train | {"evaluation", "members"}
     assert [process.words[3:5] for process in started] == [[str(record.folder), str(work)]]
     tracking.attach(ON, ["evaluate"], work)
@@ -201,3 +205,14 @@ def test_a_copy_is_made_where_no_link_can_be(tmp_path: Path, monkeypatch: pytest
     _link(str(tmp_path / "link"), str(tmp_path / "copy"))
     assert (tmp_path / "copy").read_bytes() == b"content"
     assert not (tmp_path / "copy").samefile(tmp_path / "a")
+
+
+def test_what_was_appended_under_one_key_is_known_by_its_result_too(tmp_path: Path) -> None:
+    """As a training is that DVC restored: nothing of it is appended a second time."""
+    writer = SimpleNamespace(sent=0, write=lambda clock, event: None, finish=lambda run: None, close=lambda: None)
+    tracker = Appending(tmp_path, [], lambda run: writer)
+    run = TrackedRun(KEY, PARAMS, 1.0, "finished", "abc.dir")
+    assert tracker.deliver(run) == New(run=1)
+    for again in (run, TrackedRun("dvc-abc", PARAMS, 2.0, "finished", "abc.dir")):
+        assert tracker.deliver(again) == New()
+    assert tracker.deliver(TrackedRun("dvc-abd", PARAMS, 2.0, "finished", "abd.dir")) == New(run=1)
