@@ -83,6 +83,7 @@ class ReplayConfig(Schema):
     )
     hindsight: HindsightConfig | None = Field(
         None,
+        validate_default=True,
         description="hindsight experience replay, for environments with goals: the settings `goals` and `strategy`; "
         "null: none; may be left out",
     )
