@@ -88,7 +88,8 @@ class State:
 def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
     """Return the input and output width of every network, by name.
 
-    The actor's outputs are logits of discrete actions, or means of continuous actions; for mixed ones logits come first.
+    The actor's outputs are logits of discrete actions, or means of continuous actions. Of mixed actions, logits come
+    first.
     """
     o, a = spaces.observations, spaces.actions
     return share_encoder({"actor": Widths(o, a), "critic": Widths(o, 1)}, o, cfg.share_encoder)
