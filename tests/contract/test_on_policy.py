@@ -379,7 +379,7 @@ def test_an_exported_member_acts_as_it_was_evaluated(algo: str, tmp_path: Path, 
         greedy = p.algo.greedy(p.algo_config, cohort.state, obs[cohort.slots], legal[cohort.slots])[row]
         actions = loop.regime.world.pool.actions
         acts, own = loaded.act(obs[member.slot].numpy()), actions.own(greedy.numpy())
-        for part in actions.parts or [mixed.Part((), actions)]:
+        for part in actions.parts or [mixed.ActionPart((), actions)]:
             np.testing.assert_allclose(mixed.find(acts, part), mixed.find(own, part), atol=1e-5)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import gymnasium
 import numpy as np
 
-from evopipe.errors import ParamsError
+from evopipe.errors import ParamsError, UsageError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -27,7 +27,7 @@ KINDS = ("discrete", "multidiscrete", "continuous")
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class ActionPart:
     """One of the spaces that a mixed action consists of.
 
     Attributes:
@@ -44,13 +44,13 @@ class Part:
         return "action" + "".join(f"[{key!r}]" for key in self.path)
 
 
-def parts_of(space: object, of: Callable[[object], ActionSpace]) -> tuple[Part, ...]:
+def parts_of(space: object, of: Callable[[object], ActionSpace]) -> tuple[ActionPart, ...]:
     """Return the parts of a Dict or Tuple, nested ones too; `of` reads a space that is neither.
 
     Raises:
         ParamsError: a part is not served, or a Dict or Tuple is empty or has keys that are no texts.
     """
-    return tuple(Part(path, found) for path, found in _walk(space, (), of))
+    return tuple(ActionPart(path, found) for path, found in _walk(space, (), of))
 
 
 def _walk(space: object, path: Path, of: Callable[[object], ActionSpace]) -> Iterator[tuple[Path, ActionSpace]]:
@@ -77,7 +77,7 @@ def _walk(space: object, path: Path, of: Callable[[object], ActionSpace]) -> Ite
         yield from _walk(part, (*path, key), of)
 
 
-def nested(parts: Sequence[Part], values: Sequence[Any]) -> Any:
+def nested(parts: Sequence[ActionPart], values: Sequence[Any]) -> Any:
     """Return a value for each part as the environment's own structure of dicts and tuples."""
     return _nested([(part.path, value) for part, value in zip(parts, values, strict=True)])
 
@@ -92,7 +92,7 @@ def _nested(items: Sequence[tuple[Path, Any]]) -> Any:
     return tuple(made.values()) if isinstance(items[0][0][0], int) else made
 
 
-def well_formed(parts: Sequence[Part]) -> bool:
+def well_formed(parts: Sequence[ActionPart]) -> bool:
     """Return whether paths that were read from a file name a structure of dicts and tuples, each place once."""
     try:
         made = nested(parts, [*range(len(parts))])
@@ -101,7 +101,7 @@ def well_formed(parts: Sequence[Part]) -> bool:
         return False
 
 
-def find(structure: Any, part: Part) -> Any:
+def find(structure: Any, part: ActionPart) -> Any:
     """Return what a structure of dicts and tuples holds for a part.
 
     Raises:
@@ -115,7 +115,7 @@ def find(structure: Any, part: Part) -> Any:
     return structure
 
 
-def own(parts: Sequence[Part], actions: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+def own(parts: Sequence[ActionPart], actions: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
     """Convert n encoded actions `[n, D + C]` to the environment's own, an array `[n, …]` for each part."""
     found, index, number = [], 0, sum(len(part.space.choices) for part in parts)
     for part in parts:
@@ -130,13 +130,13 @@ def own(parts: Sequence[Part], actions: npt.NDArray[Any]) -> list[npt.NDArray[An
     return found
 
 
-def each(parts: Sequence[Part], actions: npt.NDArray[Any]) -> list[Any]:
+def each(parts: Sequence[ActionPart], actions: npt.NDArray[Any]) -> list[Any]:
     """Convert n encoded actions `[n, D + C]` to n structures, one for each environment."""
     arrays = own(parts, actions)
     return [nested(parts, [array[i] for array in arrays]) for i in range(len(actions))]
 
 
-def relative(parts: Sequence[Part], values: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.float32]:
+def relative(parts: Sequence[ActionPart], values: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.float32]:
     """Encode n of the environment's own actions, given as an array `[n, …]` for each part: `[n, D + C]`."""
     encoded = [part.space.relative(value) for part, value in zip(parts, values, strict=True)]
     rows = [np.asarray(x, np.float32).reshape(len(x), -1) for x in encoded]
@@ -144,7 +144,39 @@ def relative(parts: Sequence[Part], values: Sequence[npt.NDArray[Any]]) -> npt.N
     return np.concatenate([rows[i] for i in order], axis=1)
 
 
-def flat_mask(parts: Sequence[Part], mask: Any) -> Any:
+def encoded(parts: Sequence[ActionPart], action: Any, batch: int) -> npt.NDArray[np.float32]:
+    """Encode an action that a user gave, or a batch of B, in the environment's own structure: `[B, D + C]`.
+
+    Raises:
+        UsageError: a part is missing, has another shape, or holds a value that is not in its space.
+    """
+    arrays = []
+    for part in parts:
+        try:
+            value = find(action, part)
+            own = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value, np.float64)
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"action holds {error}; pass what the environment takes") from error
+        if own.shape not in (part.space.shape, (batch, *part.space.shape)):
+            one, many = list(part.space.shape), [batch, *part.space.shape]
+            raise UsageError(f"{part.name} has shape {own.shape}; expected {one} or {many}")
+        own = np.broadcast_to(own, (batch, *part.space.shape))
+        if not _within(part.space, own).all():
+            raise UsageError(f"{part.name} holds a value that is not in the environment's action space")
+        arrays.append(own)
+    return relative(parts, arrays)
+
+
+def _within(space: ActionSpace, values: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    """Whether each of the values `[B, …]` is a number, of a choice one of its whole numbers."""
+    if space.continuous:
+        return np.isfinite(values)
+    index = values.reshape(len(values), len(space.choices)) - np.array(space.starts)
+    inside: npt.NDArray[np.bool_] = (index >= 0) & (index < np.array(space.choices)) & (index == np.floor(index))
+    return inside
+
+
+def flat_mask(parts: Sequence[ActionPart], mask: Any) -> Any:
     """Join the masks of all choices, a structure like that of the action, to one array `[…, A]`.
 
     Boxes have no mask: theirs is None, or left out of a dict. A mask that is an array is returned as it is.
@@ -174,14 +206,16 @@ def flat_mask(parts: Sequence[Part], mask: Any) -> Any:
     return np.concatenate([*(own.astype(np.bool_) for own in found), np.ones((*lead, numbers), np.bool_)], axis=-1)
 
 
-def _given(mask: Any, part: Part) -> Any:
+def _given(mask: Any, part: ActionPart) -> Any:
     try:
         return find(mask, part)
     except ValueError:
         return None
 
 
-def sample(parts: Sequence[Part], legal: npt.NDArray[np.bool_], rng: np.random.Generator) -> npt.NDArray[np.float32]:
+def sample(
+    parts: Sequence[ActionPart], legal: npt.NDArray[np.bool_], rng: np.random.Generator
+) -> npt.NDArray[np.float32]:
     """Draw one encoded action `[D + C]`, uniformly among what is legal, `[A]`."""
     choices, numbers, start = [], [], 0
     for part in parts:
@@ -194,7 +228,7 @@ def sample(parts: Sequence[Part], legal: npt.NDArray[np.bool_], rng: np.random.G
     return np.concatenate([*choices, *numbers], dtype=np.float32)
 
 
-def bounds(parts: Sequence[Part]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def bounds(parts: Sequence[ActionPart]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Return the lowest and the highest value of each of the C numbers of all Boxes, `[C]` each."""
     held = [part.space.bounds for part in parts if part.space.bounds is not None]
     low, high = (np.concatenate([np.zeros(0), *(bound[i] for bound in held)]) for i in range(2))

@@ -256,10 +256,10 @@ class ActionSpace:
     choices: tuple[int, ...] = ()
     starts: tuple[int, ...] = ()
     bounds: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None = None
-    parts: tuple[mixed.Part, ...] = ()
+    parts: tuple[mixed.ActionPart, ...] = ()
 
     @classmethod
-    def of_parts(cls, parts: tuple[mixed.Part, ...]) -> ActionSpace:
+    def of_parts(cls, parts: tuple[mixed.ActionPart, ...]) -> ActionSpace:
         """Return the `ActionSpace` of a Dict or Tuple with these parts."""
         choices, starts = (
             tuple(x for part in parts for x in getattr(part.space, name)) for name in ("choices", "starts")
@@ -452,7 +452,7 @@ class ActionSpace:
             KeyError, TypeError, ValueError: the data does not have that form.
         """
         if data.get("action_kind") == "mixed":
-            parts = tuple(mixed.Part(tuple(part["path"]), cls.from_json(part)) for part in data["action_parts"])
+            parts = tuple(mixed.ActionPart(tuple(part["path"]), cls.from_json(part)) for part in data["action_parts"])
             space, fits = cls.of_parts(parts), bool(parts) and all(part.space.kind in mixed.KINDS for part in parts)
             fits = fits and mixed.well_formed(parts)
         elif "action_kind" in data:

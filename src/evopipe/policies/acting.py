@@ -282,7 +282,7 @@ class Policy:
         """Return the environment's own actions, one or a batch, in the algorithm's terms, see `Batch.action`."""
         space = self.action_space
         if space.parts:
-            return self._taken_parts(action, batch)
+            return torch.from_numpy(mixed.encoded(space.parts, action, batch))[None]
         own = _tensor(action, "action")
         if tuple(own.shape) not in (space.shape, (batch, *space.shape)):
             one, many = list(space.shape), [batch, *space.shape]
@@ -296,30 +296,6 @@ class Policy:
         ):
             raise UsageError("action holds a value that is not in the environment's action space")
         return relative.expand(1, batch, *relative.shape[1:])
-
-    def _taken_parts(self, action: Any, batch: int) -> torch.Tensor:
-        """See `_taken`, of mixed actions."""
-        arrays = []
-        for part in self.action_space.parts:
-            try:
-                own = _tensor(mixed.find(action, part), part.name).double().numpy()
-            except ValueError as error:
-                raise UsageError(f"action holds {error}") from error
-            if own.shape not in (part.space.shape, (batch, *part.space.shape)):
-                one, many = list(part.space.shape), [batch, *part.space.shape]
-                raise UsageError(f"{part.name} has shape {own.shape}; expected {one} or {many}")
-            arrays.append(np.broadcast_to(own, (batch, *part.space.shape)))
-        encoded = self.action_space.relative(mixed.nested(self.action_space.parts, arrays))
-        for part, own, again in zip(self.action_space.parts, arrays, self._parts_again(encoded), strict=True):
-            if not (np.isfinite(own).all() if part.space.continuous else (own == again).all()):
-                raise UsageError(f"{part.name} holds a value that is not in the environment's action space")
-        return torch.from_numpy(encoded)[None]
-
-    def _parts_again(self, encoded: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
-        """Return encoded actions as the environment's own, with every index forced into its choice."""
-        most = np.array([*self.action_space.choices, *[np.inf] * self.action_space.numbers]) - 1
-        low = np.array([*[0.0] * len(self.action_space.choices), *[-np.inf] * self.action_space.numbers])
-        return mixed.own(self.action_space.parts, np.clip(encoded, low, most))
 
     def _batch(self, obs: Any) -> tuple[torch.Tensor, bool]:
         """`[1, B, O]` float32, and whether it is one observation."""

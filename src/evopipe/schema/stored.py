@@ -165,7 +165,7 @@ class _StoredActions(_Stored):
 
 
 class _StoredPart(_StoredActions):
-    """One part of a mixed action, see `envs.mixed.Part`."""
+    """One part of a mixed action, see `envs.mixed.ActionPart`."""
 
     path: Annotated[tuple[str | int, ...], Field(max_length=32, strict=False)]
 
