@@ -307,11 +307,11 @@ class Text(Chain):
 
 
 class Several(Chain):
-    """Declares several actions at once."""
+    """Declares several actions at once, as many as one likes."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.action_space = spaces.Tuple([spaces.Discrete(2), spaces.Discrete(2)])
+        self.action_space = spaces.Sequence(spaces.Discrete(2))
 
 
 class Continuous(Chain):

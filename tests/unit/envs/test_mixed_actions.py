@@ -281,3 +281,10 @@ def test_other_algorithms_refuse_mixed_actions_with_a_sentence() -> None:
     found = parse_params({**params("dict"), "train": {"algo": "sac"}, "algos": {"sac": {}}})
     with pytest.raises(ParamsError, match=r"train\.algo: sac serves .* has mixed ones .*; take ppo"):
         check_params(found)  # type: ignore[arg-type]
+
+
+def test_teams_refuse_mixed_actions_with_a_sentence() -> None:
+    with pytest.raises(
+        ParamsError, match=r"the actions of agent '\w+' are a Dict or Tuple, which is served for single"
+    ):
+        EnvPool(EnvConfig(id="teams_for_tests:Desks"), 1)
