@@ -64,6 +64,17 @@ def import_module(module: str, key: str) -> ModuleType:
         raise EnvironmentFailed(f"{key}: importing {module!r} raised {said(error)}") from error
 
 
+def well_formed(written: str, kind: str = "function") -> str:
+    """Return a text if it has the form `module:name`; nothing is imported. `kind` is what the name should refer to.
+
+    Raises:
+        ValueError: the text has another form; the message says `module:` and the kind.
+    """
+    if not NAME.fullmatch(written):
+        raise ValueError(f"{written!r:.80} is not of the form 'module:{kind}'")
+    return written
+
+
 def import_name(written: str, key: str) -> Any:
     """Import and return a class or function that is written as `module:name`.
 

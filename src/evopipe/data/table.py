@@ -76,22 +76,24 @@ class Dataset:
 
     @classmethod
     def from_frame(cls, frame: Any, **columns: Any) -> Dataset:
-        """Return a dataset from a data frame (pandas, polars), or from a mapping of names to arrays `[N]`, with one row
-        for each of N steps.
+        """Return a dataset from a table with one row for each of N steps: a data frame (pandas, polars), a `Dataset` of
+        the package datasets, an Arrow table, or a mapping of names to arrays.
+
+        A column holds one number in each row, or a list of C numbers, as `[N, C]`.
 
         Args:
-            frame: the data frame or mapping.
+            frame: the table.
             **columns: the names of the frame's columns, as the block `fetch.table` of `params.yaml` gives them, such as
                 `rewards="r"`. What is not given has the block's default.
 
         Raises:
             ParamsError: an argument is no key of that block.
-            DataError: a column is missing, ragged, not finite, or of a wrong type.
+            DataError: a column is missing, ragged, not finite, or of a wrong type, or the table has splits.
         """
         from evopipe.schema.declare import parsed
 
         cfg = parsed(FetchConfig.Table, columns)
-        return cls._of({str(name): np.asarray(frame[name]) for name in frame.keys()}, cfg, "the frame")  # noqa: SIM118
+        return cls._of({str(name): _column(frame[name]) for name in _names_of(frame)}, cfg, "the frame")
 
     @classmethod
     def _of(cls, table: Mapping[str, Array], cfg: FetchConfig.Table, where: str) -> Dataset:
@@ -102,7 +104,7 @@ class Dataset:
         columns = {"observations": obs, "actions": actions[:, 0] if actions.shape[1] == 1 else actions}
         for name, column in (("rewards", cfg.rewards), ("terminals", cfg.terminals), ("timeouts", cfg.timeouts)):
             if column is not None:
-                columns[name] = _gathered(table, _named(names, [column], name, where), where)[:, 0]
+                columns[name] = _gathered(table, _named(names, [column], name, where), where, single=True)[:, 0]
         if cfg.episodes is not None:
             (column,) = _named(names, [cfg.episodes], "episodes", where)
             ends = np.append(table[column][1:] != table[column][:-1], True)
@@ -211,7 +213,7 @@ def _read(path: Path, kind: str) -> dict[str, Array]:
             if column.null_count:
                 row = column.is_null().combine_chunks().index(True).as_py()
                 raise DataError(f"{path}: column {name!r} has no value in row {row} (counted from 0, without the head)")
-            columns[name] = np.asarray(column.combine_chunks().to_numpy(zero_copy_only=False))
+            columns[name] = _column(column.combine_chunks().to_numpy(zero_copy_only=False))
     except MemoryError:
         raise
     except (pyarrow.ArrowException, OSError, ValueError) as error:
@@ -232,14 +234,38 @@ def _named(there: Sequence[str], wanted: Sequence[str], what: str, where: str) -
     return found
 
 
-def _gathered(table: Mapping[str, Array], names: Sequence[str], where: str) -> Array:
-    """Return columns side by side, `[N, C]`, of one type of numbers."""
+def _names_of(frame: Any) -> list[Any]:
+    """Return the names of a table's columns."""
+    names = getattr(frame, "column_names", None)  # of the package datasets, and of Arrow
+    if isinstance(names, Mapping):
+        raise DataError(f"the frame has the splits {', '.join(names)}: give one of them, such as frame[{min(names)!r}]")
+    if names is None:
+        names = frame.keys() if hasattr(frame, "keys") else frame.columns
+    return list(names)
+
+
+def _column(values: Any) -> Array:
+    """Return a column as an array: `[N]`, or `[N, C]` if every row holds a list of C numbers."""
+    try:
+        array = np.asarray(values)
+        if array.dtype == object and len(array) and all(np.ndim(row) == 1 for row in array):
+            array = np.stack([np.asarray(row) for row in array])
+    except ValueError:  # lists of unlike lengths
+        array = np.empty(len(values), object)
+        array[:] = [np.asarray(row) for row in values]
+    return array
+
+
+def _gathered(table: Mapping[str, Array], names: Sequence[str], where: str, single: bool = False) -> Array:
+    """Return columns side by side, `[N, C]`, of one type of numbers. If `single` is True, each has one number a row."""
     for name in names:
         array = table[name]
-        if array.ndim != 1 or array.dtype.kind not in "biuf":
+        if array.ndim > (1 if single else 2) or array.dtype.kind not in "biuf":
             first = repr(array[0]) if len(array) else "nothing"
-            raise DataError(f"{where}: column {name!r} holds no numbers but {array.dtype} ({first[:40]} in row 0)")
-        wrong = np.flatnonzero(~np.isfinite(array))
+            amiss = "more than one number a row" if array.ndim > 1 else f"no numbers but {array.dtype}"
+            raise DataError(f"{where}: column {name!r} holds {amiss} ({first[:40]} in row 0)")
+        wrong = np.argwhere(~np.isfinite(array))
         if len(wrong):
-            raise DataError(f"{where}: column {name!r} holds {array[wrong[0]]} in row {wrong[0]}, not a finite number")
-    return np.stack([table[name] for name in names], axis=1)
+            value = array[tuple(wrong[0])]
+            raise DataError(f"{where}: column {name!r} holds {value} in row {wrong[0][0]}, not a finite number")
+    return np.concatenate([table[name].reshape(len(table[name]), -1) for name in names], axis=1)

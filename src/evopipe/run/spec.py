@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -35,6 +35,7 @@ from evopipe.schema.evolution import MutationConfig, TournamentConfig
 from evopipe.schema.stored import in_a_sentence
 from evopipe.searchers import propose
 from evopipe.searchers.contract import About, Bound, Searcher
+from evopipe.searchers.outside import Outside
 from evopipe.types import Spaces
 
 if TYPE_CHECKING:
@@ -213,8 +214,9 @@ class Spec(ABC):
             size, self.train.max_steps, self.train.evo_steps, self.space, self.seed, self.search.budget, target,
             self.search.proposer, self.mutation.mutate_elite, self.configured,
         )  # fmt: skip
-        made: Searcher = self.strategy.Search(self.search.config(self.tournament), about)
-        return made
+        plugin, config = searchers.plugin(self.search.strategy), self.search.config(self.tournament)
+        make: Callable[[], Searcher] = partial(self.strategy.Search, config, about)
+        return make() if plugin is None else Outside.of(make, plugin, size)
 
     def form(self, members: Sequence[Member]) -> list[Cohort]:
         """Group members into cohorts, whose networks are computed as one padded batch of tensors; return the

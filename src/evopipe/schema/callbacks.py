@@ -6,20 +6,14 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from evopipe.own import NAME, import_name
+from evopipe.own import import_name, well_formed
 from evopipe.schema.declare import Schema
 
 KINDS = ("on_generation", "on_best", "on_tick")
 """The moments at which a callback can be called."""
 
 
-def _of_a_function(name: str) -> str:
-    if not NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is not of the form 'module:function'")
-    return name
-
-
-FunctionName = Annotated[str, Field(max_length=200), AfterValidator(_of_a_function)]
+FunctionName = Annotated[str, Field(max_length=200), AfterValidator(well_formed)]
 """The name of a user's function, `module:function`."""
 
 

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from evopipe import plugins
 from evopipe.errors import suggestion
-from evopipe.own import NAME
+from evopipe.own import well_formed
 from evopipe.schema.declare import Schema, located
 from evopipe.schema.values import files_of, or_of_a_package, tracked
 
@@ -46,8 +46,7 @@ class WrapperConfig(Schema):
     @classmethod
     def _known(cls, name: str) -> str:
         if ":" in name:
-            if not NAME.fullmatch(name):
-                raise ValueError(f"{name!r} is not of the form 'module:Wrapper'")
+            well_formed(name, "Wrapper")
         elif name not in (known := _gymnasium_wrappers()):
             raise ValueError(
                 f"gymnasium.wrappers has no {name!r}{suggestion(name, known)}; one's own is 'module:Wrapper'"

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from evopipe.own import NAME
+from evopipe.own import well_formed
 from evopipe.schema.declare import Schema, left_out, located
 from evopipe.schema.values import Width, tracked
 
@@ -82,9 +82,7 @@ class NetworkConfig(Schema):
     @field_validator("module")
     @classmethod
     def _written_well(cls, module: str | None) -> str | None:
-        if module is not None and not NAME.fullmatch(module):
-            raise ValueError(f"{module!r} is not of the form 'module:Class'")
-        return module
+        return None if module is None else well_formed(module, "Class")
 
     @model_validator(mode="after")
     def _of_a_module(self) -> Self:

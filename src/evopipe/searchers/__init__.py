@@ -11,7 +11,7 @@ from typing import Any
 from evopipe import plugins
 from evopipe.errors import ParamsError
 
-_PARTS = ("apply", "contract", "history", "propose")
+_PARTS = ("apply", "contract", "history", "outside", "propose")
 """Modules of this folder that are no strategy."""
 OWN = tuple(sorted(found.name for found in iter_modules([str(Path(__file__).parent)]) if found.name not in _PARTS))
 """Evopipe's own."""

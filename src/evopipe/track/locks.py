@@ -62,11 +62,21 @@ class Locked:
     @classmethod
     def all(cls, root: Path) -> list[Locked]:
         """Return all trainings in a DVC repository: first the workspace's, then those of branches, tags and
-        experiments."""
+        experiments.
+
+        Raises:
+            DataError: DVC's settings name git, and there is no git repository.
+        """
         need_package("dvc", "pipeline", "track sync in a DVC repository")
         from dvc.repo import Repo
+        from dvc.scm import SCMError
 
-        with Repo(str(root)) as repo:
+        try:
+            repo = Repo(str(root))
+        except SCMError as error:
+            how = "git init, or dvc config core.no_scm true"
+            raise DataError(f"{root}: DVC reads experiments from git here, and there is none: {how}") from error
+        with repo:
             cache = Path(repo.cache.local.path)
             found = [cls.of(tree, lock, cache=cache, **about) for tree, lock, about in _locks(repo)]
         return [locked for locked in found if locked is not None]

@@ -6,9 +6,13 @@ import csv
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
+import pandas
+import pyarrow
 import pytest
 from gymnasium import spaces
+from pyarrow import parquet
 
 from evopipe import Dataset
 from evopipe.data.d4rl import read_d4rl
@@ -228,3 +232,45 @@ def test_a_step_that_ended_and_was_cut_at_once_is_both() -> None:
     found = Dataset.from_arrays(rows, np.zeros(6, int), np.ones(6), ends, cut).episodes("it")
     assert [one.terminated.tolist() for one in found.episodes] == [[False, False, True], [False], [True]]
     assert [one.truncated.tolist() for one in found.episodes] == [[False, False, True], [True], [False]]
+
+
+# --- tables of other packages -----------------------------------------------------------------------------------------
+
+
+def listed(table: dict[str, np.ndarray]) -> dict[str, list[Any]]:
+    """The table with one column of lists in the place of the observation's three."""
+    obs, then = (np.stack([table[f"{begin}_{name}"] for name in "bac"], axis=1) for begin in ("obs", "then"))
+    kept = {name: column.tolist() for name, column in table.items() if not name.startswith(("obs", "then"))}
+    return {**kept, "obs": obs.tolist(), "then": then.tolist()}
+
+
+@pytest.mark.parametrize("kind", ["datasets", "arrow", "pandas", "parquet"])
+def test_a_column_of_lists_is_a_column_of_vectors(kind: str, tmp_path: Path) -> None:
+    table, lengths = drawn(2, continuous=False)
+    values = listed(table)
+    names = {"observations": ["obs"], "next_observations": ["then"], "timeouts": "cut"}
+    if kind == "parquet":
+        path = tmp_path / "a.parquet"
+        parquet.write_table(pyarrow.table(values), path)
+        shows = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        assert_steps(read_table(config(str(path), **names), shows, discrete=True), table, lengths)
+        return
+    frame = {"datasets": datasets.Dataset.from_dict, "arrow": pyarrow.table, "pandas": pandas.DataFrame}[kind](values)
+    assert_steps(Dataset.from_frame(frame, **names).episodes("x"), table, lengths)
+
+
+def test_lists_are_refused_where_one_number_is_meant_and_where_they_are_ragged() -> None:
+    values = listed(drawn(2, continuous=False)[0])
+    rows = len(values["obs"])
+    with pytest.raises(DataError, match=r"the frame: column 'reward' holds more than one number a row"):
+        Dataset.from_frame({**values, "reward": [[1.0, 2.0]] * rows})
+    with pytest.raises(DataError, match=r"the frame: column 'obs' holds no numbers but object"):
+        Dataset.from_frame({**values, "obs": [[1.0] * (1 + n % 2) for n in range(rows)]})
+    with pytest.raises(DataError, match=r"column 'obs' holds nan in row 3, not a finite number"):
+        Dataset.from_frame({**values, "obs": [[1.0, np.nan if n == 3 else 0.0] for n in range(rows)]})
+
+
+def test_splits_are_no_table() -> None:
+    splits = datasets.DatasetDict({"train": datasets.Dataset.from_dict({"obs": [1.0]})})
+    with pytest.raises(DataError, match=r"the frame has the splits train: give one of them, such as frame\['train'\]"):
+        Dataset.from_frame(splits)

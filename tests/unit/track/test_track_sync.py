@@ -464,3 +464,10 @@ def test_a_members_loss_is_that_of_its_slot_though_others_wait() -> None:
         rows = Generation.of(record, births, [], 1.0, (0, 0), losses).members
         assert [row.loss for row in rows] == [losses[row.slot] for row in rows]
     assert [row.slot for row in Generation.of(WAITED[3], births, [], 1.0, (0, 0), losses).members] == [1]
+
+
+def test_a_repository_of_dvcs_whose_git_is_gone_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / ".dvc").mkdir()
+    (tmp_path / ".dvc/config").write_text("[core]\n    analytics = false\n")
+    with pytest.raises(DataError, match=r"there is none: git init, or dvc config core\.no_scm true"):
+        Locked.all(tmp_path)
