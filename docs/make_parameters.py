@@ -67,7 +67,10 @@ NOTES: Notes = {
     "search.mf_pbt.grow": ("factor", "larger steps upwards"),
     "search.mf_pbt.shrink": ("factor", "smaller steps downwards"),
     "search.schedule.steps": ("environment steps of each member", "longer lives"),
-    "train.replay.hindsight.goals": ("goals", "more of what is learned from are other goals; the memory is full earlier"),
+    "train.replay.hindsight.goals": (
+        "goals",
+        "more of what is learned from are other goals; the memory is full earlier",
+    ),
     "train.replay.updates": ("updates", "learns more from fewer steps, slower; too many: less stable"),
     "train.replay.alpha": ("", "surprising transitions come more often"),
     "train.replay.beta": ("", "less bias early, smaller steps"),
