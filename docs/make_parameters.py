@@ -67,6 +67,10 @@ NOTES: Notes = {
     "search.mf_pbt.grow": ("factor", "larger steps upwards"),
     "search.mf_pbt.shrink": ("factor", "smaller steps downwards"),
     "search.schedule.steps": ("environment steps of each member", "longer lives"),
+    "train.replay.hindsight.goals": (
+        "goals",
+        "more of what is learned from are other goals; the memory is full earlier",
+    ),
     "train.replay.updates": ("updates", "learns more from fewer steps, slower; too many: less stable"),
     "train.replay.alpha": ("", "surprising transitions come more often"),
     "train.replay.beta": ("", "less bias early, smaller steps"),
@@ -171,7 +175,8 @@ HEAD = """# Parameters
 
 Every key of `params.yaml`. The file is complete: DVC does not see defaults that live in code, so a key that is missing
 is an error, and the message names its default. Unknown keys are errors too. `runtime.shards`, `train.callbacks`,
-`train.curriculum` and `train.self_play` may be left out. `evopipe params check` says what is wrong and where,
+`train.curriculum`, `train.self_play` and `train.replay.hindsight` may be left out. `evopipe params check` says what is
+wrong and where,
 `evopipe params show` prints what is in effect, `evopipe params schema` prints the JSON schema.
 
 From Python (`evopipe.train({...})`) keys that are not given take the defaults below.
@@ -200,11 +205,14 @@ Rules between keys, which `evopipe params check` knows:
 - `train.curriculum` needs `env.backend: sync`, `train.mode: online` and `search.fitness: evaluation`; so does
   `train.self_play`, whose algorithm must give a logit or a value for each action. Its `latest` and `fixed` add up to at
   most 1.
+- `train.replay.hindsight` needs an off-policy algorithm of single agents, `train.mode: online`, `env.backend: sync`,
+  `train.replay.n_step: 1` and `train.replay.evaluation: false`; the strategy `final` has one goal.
 - At least one weight of `fetch.collect.policies` is above 0. With one for `policy`, `fetch.collect.policy_path` is set.
 
 Rules that need the environment or the machine, which the stages check:
 
 - The algorithm serves the environment's actions, and the dataset has the environment's spaces.
+- With `train.replay.hindsight`, the environment has [goals](goals.md), from which its rewards follow.
 - In an environment that masks actions, `train.mode` is `online` and `train.warm_start` is 0.
 - `population.start` names members of the same algorithm and environment.
 - Only `ppo` takes `encoder_kind: lstm`. With `share_encoder: true` and continuous actions, `ddpg`, `td3` and `sac` need

@@ -43,7 +43,7 @@ from evopipe.types import ACTS, CUT, GONE, Batch, Learned
 
 CPU = torch.device("cpu")
 ALIKE = {
-    "bc", "bc:continuous", "crossq", "ddpg", "iql", "iql:continuous", "ppo:continuous", "ppo:multibinary",
+    "bc", "bc:continuous", "crossq", "ddpg", "iql", "iql:continuous", "ppo:continuous", "ppo:mixed", "ppo:multibinary",
     "ppo:multidiscrete", "neural_ts", "qrdqn", "sac:continuous", "td3bc", "tqc",
 }  # fmt: skip
 THOROUGH = {  # much of theirs is in dqn, td3 and ppo
@@ -54,6 +54,7 @@ ENVIRONMENTS = {  # a small one for each kind of actions
     "continuous": "Pendulum-v1",
     "multidiscrete": "action_envs:Locks-v0",
     "multibinary": "action_envs:Switches-v0",
+    "mixed": "action_envs:Desk-v0",
 }
 TEAM = "teams_for_tests:Relay"  # unlike agents that come and go, with actions of every kind
 UNLIKE = {
@@ -285,9 +286,11 @@ def legal_for(p: EnvSpec, shape: tuple[int, ...], g: torch.Generator) -> torch.T
     """Random masks `[*shape, A]` that leave a legal choice everywhere."""
     legal = torch.rand(*shape, p.actions, generator=g) < 0.6
     first = 0
-    for choices in p.spaces.choices if p.spaces.kind in ("discrete", "multidiscrete") else ():
+    for choices in p.spaces.choices if p.spaces.kind in ("discrete", "multidiscrete", "mixed") else ():
         always = first + torch.randint(choices, (*shape, 1), generator=g)
         legal, first = legal.scatter(-1, always, True), first + choices
+    if p.spaces.kind == "mixed":
+        legal[..., first:] = True  # numbers are never ruled out
     return legal
 
 

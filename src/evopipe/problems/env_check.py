@@ -36,6 +36,10 @@ def check(params: Params) -> None:
         from evopipe.problems.specs import make_spec
 
         make_spec(params)
+    if params.train.replay.hindsight is not None:
+        from evopipe.envs.goals import check as check_goals
+
+        check_goals(cfg)
     plain = not any(cfg.model_dump(exclude={"id", *_NO_SPACES}).values())
     if plain and not algos.get(name).TEAM and KNOWN.get(cfg.id) in algos.get(name).ACTIONS:
         return

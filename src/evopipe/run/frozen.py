@@ -29,8 +29,11 @@ def arrays_of(
         space: the environment's action space.
 
     Raises:
-        ValueError: the network is no plain perceptron with one output for each action; the message says why.
+        ValueError: actions are mixed, or the network is no plain perceptron with an output for each action; the message
+            says why.
     """
+    if space.parts:
+        raise ValueError("its actions are mixed")
     arch, acting = member.arch, acting_networks(algo.POLICY, widths)
     if not isinstance(arch, Arch) or arch.kind != "mlp" or arch.stem.convs:
         raise ValueError("its network is more than a plain perceptron")

@@ -359,7 +359,13 @@ class EnvSpec(Spec):
         """Whether the native CPU kernels compute all updates."""
         arch = self.architecture()
         dense = isinstance(arch, Arch) and not (arch.residual or arch.stem.convs)
-        return build.chosen() is not None and self.device.type == "cpu" and self.algo.COMPILED and dense
+        return (
+            build.chosen() is not None
+            and self.device.type == "cpu"
+            and self.algo.COMPILED
+            and dense
+            and self.spaces.kind != "mixed"
+        )
 
     @property
     def racing(self) -> bool:

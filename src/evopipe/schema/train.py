@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from evopipe.schema.callbacks import CallbacksConfig, FunctionName
-from evopipe.schema.declare import Schema, left_out
+from evopipe.schema.declare import Schema, left_out, located
 
 
 class NormaliseConfig(Schema):
@@ -27,6 +27,26 @@ class NormaliseConfig(Schema):
     clip: float = Field(
         10.0, gt=0, description="largest absolute value of a normalised number; larger ones are clipped"
     )
+
+
+class HindsightConfig(Schema):
+    """Settings of hindsight experience replay (Andrychowicz et al., 2017): transitions are stored again with goals that
+    their episode has reached, as if these had been the desired ones."""
+
+    goals: int = Field(
+        4, ge=1, le=64, description="how many other goals each transition is stored with, besides its own"
+    )
+    strategy: Literal["future", "episode", "final"] = Field(
+        "future",
+        description="where the other goals come from: `future`, what the transition's episode achieved in this step or "
+        "later; `episode`, what it achieved in any step; `final`, what it achieved last",
+    )
+
+    @model_validator(mode="after")
+    def _one_last(self) -> Self:
+        if self.strategy == "final" and self.goals > 1:
+            raise located([(("goals",), f"an episode has one final state: set it to 1, got {self.goals}")])
+        return self
 
 
 class ReplayConfig(Schema):
@@ -61,6 +81,14 @@ class ReplayConfig(Schema):
     beta: float = Field(
         0.4, ge=0, le=1, description="exponent β of importance-sampling weights at the start; it rises to 1 at the end"
     )
+    hindsight: HindsightConfig | None = Field(
+        None,
+        validate_default=True,
+        description="hindsight experience replay, for environments with goals: the settings `goals` and `strategy`; "
+        "null: none; may be left out",
+    )
+
+    _spare = left_out("hindsight")
 
     def at_once(self, living: int) -> int:
         """Return how many updates a member makes each time it learns, if `living` members train now."""
