@@ -108,7 +108,7 @@ def test_each_stage_is_run_once_and_its_cpu_seconds_add_up(tmp_path: Path, monke
     assert 0.0 < cpu["evaluate"] < 1.0
     first = cpu["evaluate"]
     assert [*stages_run(tmp_path, monkeypatch)] == ["evaluate", "export", "report"]
-    assert first + 0.015 < _spent(tmp_path)[1]["evaluate"] < first + 1.0
+    assert first < _spent(tmp_path)[1]["evaluate"] < first + 1.0
     assert stages_run(tmp_path, monkeypatch) == {}
     assert [*stages_run(tmp_path, monkeypatch, dataset=True)] == ["fetch", "buffer"]
 
