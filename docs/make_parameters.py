@@ -67,6 +67,10 @@ NOTES: Notes = {
     "search.mf_pbt.grow": ("factor", "larger steps upwards"),
     "search.mf_pbt.shrink": ("factor", "smaller steps downwards"),
     "search.schedule.steps": ("environment steps of each member", "longer lives"),
+    "train.replay.hindsight.goals": (
+        "goals",
+        "more of what is learned from are other goals; the memory is full earlier",
+    ),
     "train.replay.updates": ("updates", "learns more from fewer steps, slower; too many: less stable"),
     "train.replay.alpha": ("", "surprising transitions come more often"),
     "train.replay.beta": ("", "less bias early, smaller steps"),
@@ -97,6 +101,11 @@ NOTES: Notes = {
     "runtime.learners": ("processes", "members learn side by side while CPUs are idle; slower on busy ones"),
     "runtime.env_workers": ("processes", "environments step faster while CPUs are idle, slower on busy ones"),
     "train.callbacks.tick_steps": ("environment steps of each member", "`on_tick` is called less often"),
+    "train.self_play.every": ("generations", "a slower league, whose members differ more"),
+    "train.self_play.keep": ("opponents", "older opponents are met too, which are weaker and unlike"),
+    "train.self_play.latest": ("probability", "more episodes against an equal, fewer against the past"),
+    "train.self_play.explore": ("probability", "more unlike positions, weaker opponents"),
+    "train.self_play.fixed": ("probability", "more episodes against whom members are scored by"),
     "runtime.shards.ranks": ("processes", "members learn faster, on more devices"),
     "runtime.shards.count": ("shards", "members train side by side on more devices; none has more than its own"),
     "runtime.checkpoint_seconds": ("seconds", "less time spent saving, more lost by a kill"),
@@ -165,9 +174,10 @@ HEAD = """# Parameters
 <!-- Made by docs/make_parameters.py: do not edit. -->
 
 Every key of `params.yaml`. The file is complete: DVC does not see defaults that live in code, so a key that is missing
-is an error, and the message names its default. Unknown keys are errors too. `runtime.shards`, `train.callbacks` and
-`train.curriculum` may be left out. `evopipe params check` says what is wrong and where, `evopipe params show` prints
-what is in effect, `evopipe params schema` prints the JSON schema.
+is an error, and the message names its default. Unknown keys are errors too. `runtime.shards`, `train.callbacks`,
+`train.curriculum`, `train.self_play` and `train.replay.hindsight` may be left out. `evopipe params check` says what is
+wrong and where,
+`evopipe params show` prints what is in effect, `evopipe params schema` prints the JSON schema.
 
 From Python (`evopipe.train({...})`) keys that are not given take the defaults below.
 
@@ -192,12 +202,17 @@ Rules between keys, which `evopipe params check` knows:
   `search.mf_pbt.frequencies` ascend, and `population.size` is at least four for each.
 - `search.schedule.steps` is at most `train.max_steps`; the `steps` of `search.schedule.changes` ascend and are below
   it.
-- `train.curriculum` needs `env.backend: sync`, `train.mode: online` and `search.fitness: evaluation`.
+- `train.curriculum` needs `env.backend: sync`, `train.mode: online` and `search.fitness: evaluation`; so does
+  `train.self_play`, whose algorithm must give a logit or a value for each action. Its `latest` and `fixed` add up to at
+  most 1.
+- `train.replay.hindsight` needs an off-policy algorithm of single agents, `train.mode: online`, `env.backend: sync`,
+  `train.replay.n_step: 1` and `train.replay.evaluation: false`; the strategy `final` has one goal.
 - At least one weight of `fetch.collect.policies` is above 0. With one for `policy`, `fetch.collect.policy_path` is set.
 
 Rules that need the environment or the machine, which the stages check:
 
 - The algorithm serves the environment's actions, and the dataset has the environment's spaces.
+- With `train.replay.hindsight`, the environment has [goals](goals.md), from which its rewards follow.
 - In an environment that masks actions, `train.mode` is `online` and `train.warm_start` is 0.
 - `population.start` names members of the same algorithm and environment.
 - Only `ppo` takes `encoder_kind: lstm`. With `share_encoder: true` and continuous actions, `ddpg`, `td3` and `sac` need

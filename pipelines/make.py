@@ -204,6 +204,8 @@ def _dvc(changes: Any) -> str:
         start = [changes["start"]] if "start" in changes and stage == "population" else []
         made["deps"][1:1] = [*changes.get("files", []), *base, *reward, *start]
         made["cmd"] = made["cmd"].format(module=Path(changes.get("files", [""])[0]).stem)
+    if "self_play" in changes["params"].get("train", {}):  # its league is an out as well
+        stages["train"]["outs"].insert(0, layout.LEAGUE.as_posix())
     data = {"stages": stages, "plots": shape["plots"]}
     return f"# {heading}\n" + re.sub(r"\n(?=  \w+:\n    cmd:|plots:)", "\n\n", dump_yaml(data))
 

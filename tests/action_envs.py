@@ -87,3 +87,65 @@ class Panel(gymnasium.Env[Any, Any]):
 for _name in SPACES:
     if f"{_name}-v0" not in gymnasium.registry:
         gymnasium.register(f"{_name}-v0", entry_point=Panel, kwargs={"name": _name})
+
+
+class Desk(gymnasium.Env[Any, Any]):
+    """A gear to choose, keys to press and a lever to pull, at once: what is wanted is seen, drawn anew at every step.
+
+    Half of the reward is for the gear, and it comes only where the lever is near enough: both parts are needed. It
+    checks every action that it gets.
+
+    Args:
+        form: how the action is built, `dict`, `tuple` or `nested`.
+        masks: whether it gives masks, which leave the right gear legal.
+    """
+
+    def __init__(self, form: str = "dict", masks: bool = False) -> None:
+        gear, keys = spaces.Discrete(3, start=1), spaces.MultiDiscrete([2, 4], start=[0, -1])
+        lever = spaces.Box(np.array([0.0, -2.0]), np.array([4.0, 2.0]), dtype=np.float64)
+        forms: dict[str, spaces.Space[Any]] = {
+            "dict": spaces.Dict({"lever": lever, "gear": gear, "keys": keys}),
+            "tuple": spaces.Tuple((lever, gear, keys)),
+            "nested": spaces.Dict({"hand": spaces.Tuple((lever, keys)), "gear": gear}),
+        }
+        self.action_space, self.form, self.masks = forms[form], form, masks
+        self.observation_space = spaces.Box(-1.0, 1.0, (4,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.seen()
+
+    def seen(self) -> tuple[Any, dict[str, Any]]:
+        self.gear, self.pull = int(self.np_random.integers(1, 4)), self.np_random.uniform(-1.0, 1.0)
+        obs = np.array([*np.eye(3)[self.gear - 1], self.pull], np.float32)
+        return obs, {"action_mask": self.legal()} if self.masks else {}
+
+    def legal(self) -> Any:
+        gear = (self.np_random.random(3) < 0.5).astype(np.int8)
+        gear[self.gear - 1] = 1
+        self.allowed = gear
+        keys = (np.array([1, 0], np.int8), np.array([0, 1, 1, 0], np.int8))
+        return {
+            "dict": {"gear": gear, "keys": keys}, "tuple": (None, gear, keys),
+            "nested": {"hand": (None, keys), "gear": gear},
+        }[self.form]  # fmt: skip
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        if not self.action_space.contains(action):
+            raise ValueError(f"action {action!r} is not in {self.action_space}")
+        if self.form == "tuple":
+            lever, gear, keys = action
+        elif self.form == "dict":
+            lever, gear, keys = action["lever"], action["gear"], action["keys"]
+        else:
+            (lever, keys), gear = action["hand"], action["gear"]
+        if self.masks and not (self.allowed[gear - 1] and keys[0] == 0 and keys[1] in (0, 1)):
+            raise ValueError(f"action {action!r} is masked")
+        near, right = abs(float(lever[0]) / 2 - 1 - self.pull) < 0.3, int(gear) == self.gear
+        self.steps += 1
+        obs, info = self.seen()
+        return obs, 0.5 * near + 0.5 * (near and right), False, self.steps == STEPS, info
+
+
+gymnasium.register("Desk-v0", entry_point=f"{__name__}:Desk")

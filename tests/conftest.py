@@ -1,25 +1,22 @@
-"""What every test shares: one torch thread, and slow tests and whole products only where they are asked for."""
+"""What every test shares: slow tests and whole products only where they are asked for, and collecting that is cheap.
+
+What needs torch is in `running.py`: who only hands tests out to other processes needs none of it.
+"""
 
 from __future__ import annotations
 
+import gc
 import os
-import signal
+import re
+import shutil
 from collections import Counter
 from collections.abc import Generator
-from typing import Any
+from pathlib import Path
 
 import pytest
-import torch
 
-from evopipe.errors import ParamsError
-from evopipe.native import build
-
-# A shell starts background jobs with SIGINT ignored, `nohup` any job with SIGHUP, and children inherit that: the tests
-# send both.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-signal.signal(signal.SIGHUP, signal.SIG_DFL)
-# Under load, several threads on nets this small are slower by orders of magnitude; and bits depend on the number.
-torch.set_num_threads(1)
+# A file that says this of all its tests.
+LEFT_OUT = re.compile(r"^pytestmark = \[?pytest\.mark\.(slow|thorough)\b", re.MULTILINE)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,56 +25,59 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sanitize", action="store_true", help="kernels look for faults of memory; see `make sanitize`")
 
 
-# Whether there is a compiler: where there is one, a test that cannot have the kernels fails.
-COMPILER = any(build._compilers([]))
-
-
-SANITIZERS = ("-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-
-
 def pytest_configure(config: pytest.Config) -> None:
     os.environ["EVOPIPE_KERNELS_STRICT"] = "1"  # a warning of the C compiler's is an error here, in processes too
-    if config.getoption("--sanitize"):
-        build.FLAGS = (*build.FLAGS, *SANITIZERS)
-        build.TARGETS["native"] = ()  # masked instructions, which wider vectors have, are not looked at
-    if config.getoption("--native"):
-        if not COMPILER:
-            pytest.exit("there is no C compiler, and so no kernels of our own to test", returncode=0)
-        build.use(build.load())
+    compilers = (*os.environ.get("CC", "").split()[:1], "cc", "gcc", "clang")
+    if config.getoption("--native") and not any(map(shutil.which, compilers)):
+        pytest.exit("there is no C compiler, and so no kernels of our own to test", returncode=0)
+    if config.getoption("dist", "no") == "no":  # else the tests run in processes of xdist's
+        config.pluginmanager.import_plugin("running")
 
 
-def _unless_no_compiler() -> Generator[None, Any, Any]:
+# ----------------------------------------------------------------------------------------------------- collecting
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is collected stays: looking for garbage among it, now or at any later time, would take seconds."""
+    gc.disable()
     try:
         return (yield)
-    except (build.NoKernels, ParamsError) as error:
-        if COMPILER or not isinstance(error.__cause__ or error, build.NoKernels):
-            raise
-        pytest.skip(str(error))
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_setup() -> Generator[None, Any, Any]:
-    return (yield from _unless_no_compiler())
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files are not imported if none of their tests would run, unless they are named: imports take longest."""
+    if collection_path.suffix != ".py" or any(collection_path.samefile(named(word)) for word in config.args):
+        return None
+    asked, text = config.getoption("-m"), collection_path.read_text(encoding="utf-8")
+    if asked == "numerical":  # a mark that each file gives itself
+        return "pytest.mark.numerical" not in text or None
+    found = LEFT_OUT.search(text)
+    return (found is not None and found[1] in left_out_marks(config)) or None
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call() -> Generator[None, Any, Any]:
-    return (yield from _unless_no_compiler())
+def named(argument: str) -> str:
+    """The file of `FILE::TEST`; nothing's name if there is none."""
+    path = argument.partition("::")[0]
+    return path if os.path.exists(path) else os.devnull
 
 
-@pytest.fixture(autouse=True)
-def _kernels(request: pytest.FixtureRequest) -> None:
-    """A run that a test or a fixture makes in this process chooses kernels for all of it; a test begins with these."""
-    build.use(build.load() if request.config.getoption("--native") else None)
+def left_out_marks(config: pytest.Config) -> tuple[str, ...]:
+    asked = config.getoption("-m")
+    if config.getoption("--slow") or "slow" in asked:
+        return ()
+    return ("slow",) if "thorough" in asked else ("slow", "thorough")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    asked = config.getoption("-m")
-    if config.getoption("--slow") or "slow" in asked:
+    marks = left_out_marks(config)
+    if not marks:
         return
-    marks = ("slow",) if "thorough" in asked else ("slow", "thorough")
     left_out = {item for item in items if any(item.get_closest_marker(mark) for mark in marks)}
-    if "product" not in asked:
+    if "product" not in config.getoption("-m"):
         products: dict[str, list[pytest.Function]] = {}
         for item in items:
             if item not in left_out and item.get_closest_marker("product") and isinstance(item, pytest.Function):

@@ -17,7 +17,7 @@ LENGTH = 4
 
 class Chain(gymnasium.Env[Any, Any]):
     """A walk along `LENGTH` cells: action 1 goes right, 0 left; of continuous actions what is above 0 goes right. The
-    kind of the action space is as asked for, of one choice, one bit or one number.
+    kind of the action space is as asked for, of one choice, one bit, one number, or a choice and a number of no effect.
     Reaching the right end gives 1 and terminates.
 
     The start cell is drawn from the seed among the first two. The observation is one-hot. Every subclass spoils one
@@ -33,6 +33,9 @@ class Chain(gymnasium.Env[Any, Any]):
             "continuous": spaces.Box(-1.0, 1.0, (1,), np.float32),
             "multidiscrete": spaces.MultiDiscrete([2], start=[offset]),
             "multibinary": spaces.MultiBinary(1),
+            "mixed": spaces.Dict(
+                {"way": spaces.Discrete(2, start=offset), "by": spaces.Box(-1.0, 1.0, (1,), np.float32)}
+            ),
         }
         self.action_space = kinds[kind]
         self.when, self.offset = when, offset
@@ -47,7 +50,7 @@ class Chain(gymnasium.Env[Any, Any]):
         if not self.action_space.contains(action):
             raise ValueError(f"action {action!r} is not in {self.action_space}")
         self.steps += 1
-        right = np.ravel(action)[0] - self.offset > 0
+        right = np.ravel(action["way"] if isinstance(action, dict) else action)[0] - self.offset > 0
         self.cell = max(0, self.cell + (1 if right else -1))
         end = self.cell == LENGTH - 1
         return self.seen(), self.reward(float(end)), self.ended(end), False, self.info()
@@ -304,11 +307,11 @@ class Text(Chain):
 
 
 class Several(Chain):
-    """Declares several actions at once."""
+    """Declares several actions at once, as many as one likes."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.action_space = spaces.Tuple([spaces.Discrete(2), spaces.Discrete(2)])
+        self.action_space = spaces.Sequence(spaces.Discrete(2))
 
 
 class Continuous(Chain):

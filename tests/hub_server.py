@@ -39,7 +39,7 @@ class Hub(ThreadingHTTPServer):
 @contextmanager
 def hub() -> Iterator[Hub]:
     with Hub() as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             yield server

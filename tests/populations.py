@@ -43,7 +43,7 @@ from evopipe.types import ACTS, CUT, GONE, Batch, Learned
 
 CPU = torch.device("cpu")
 ALIKE = {
-    "bc", "bc:continuous", "crossq", "ddpg", "iql", "iql:continuous", "ppo:continuous", "ppo:multibinary",
+    "bc", "bc:continuous", "crossq", "ddpg", "iql", "iql:continuous", "ppo:continuous", "ppo:mixed", "ppo:multibinary",
     "ppo:multidiscrete", "neural_ts", "qrdqn", "sac:continuous", "td3bc", "tqc",
 }  # fmt: skip
 THOROUGH = {  # much of theirs is in dqn, td3 and ppo
@@ -54,6 +54,7 @@ ENVIRONMENTS = {  # a small one for each kind of actions
     "continuous": "Pendulum-v1",
     "multidiscrete": "action_envs:Locks-v0",
     "multibinary": "action_envs:Switches-v0",
+    "mixed": "action_envs:Desk-v0",
 }
 TEAM = "teams_for_tests:Relay"  # unlike agents that come and go, with actions of every kind
 UNLIKE = {
@@ -209,6 +210,15 @@ def equal_states(a: tuple[Any, Any], b: tuple[Any, Any]) -> list[str]:
     return sorted(tensors) + [n for n in a[1].keys() | b[1].keys() if repr(a[1].get(n)) != repr(b[1].get(n))]
 
 
+def make_unlike(run: Any) -> None:
+    """Give every living member numbers of its own in all hyper-parameters that are no counts."""
+    for cohort in run.cohorts:
+        share = torch.tensor([1.0 - 0.17 * slot for slot in cohort.slots])
+        whole = {name for member in cohort.members for name, value in member.hyper.items() if isinstance(value, int)}
+        for name in cohort.hyper.keys() - whole:
+            cohort.hyper[name].mul_(share)
+
+
 def memory_of(run: Any, slot: int, name: str = "rows") -> torch.Tensor:
     """What a slot's member learns from: its own replay memory, or a tensor of its rollout."""
     tensor: torch.Tensor
@@ -276,9 +286,11 @@ def legal_for(p: EnvSpec, shape: tuple[int, ...], g: torch.Generator) -> torch.T
     """Random masks `[*shape, A]` that leave a legal choice everywhere."""
     legal = torch.rand(*shape, p.actions, generator=g) < 0.6
     first = 0
-    for choices in p.spaces.choices if p.spaces.kind in ("discrete", "multidiscrete") else ():
+    for choices in p.spaces.choices if p.spaces.kind in ("discrete", "multidiscrete", "mixed") else ():
         always = first + torch.randint(choices, (*shape, 1), generator=g)
         legal, first = legal.scatter(-1, always, True), first + choices
+    if p.spaces.kind == "mixed":
+        legal[..., first:] = True  # numbers are never ruled out
     return legal
 
 

@@ -374,6 +374,13 @@ class Several(Crew):
         return spaces.MultiDiscrete([2, 3 + i])
 
 
+class Desks(Crew):
+    """Agents whose actions are a choice and a number at once."""
+
+    def does(self, i: int) -> spaces.Space[Any]:
+        return spaces.Tuple((spaces.Discrete(2), spaces.Box(-1.0, 1.0, (1,))))
+
+
 class Words(Crew):
     """The second agent sees text."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import io
 import json
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,9 +64,15 @@ TRAINED = (
 MEASURED = "reports/timing.csv"
 
 
+@cache
+def _own_params() -> dict[str, Any]:
+    """The project's own params; none may change them."""
+    return read_yaml(ROOT / "params.yaml").data
+
+
 def params(overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The project's own params with tiny values; `overrides` are dotted keys."""
-    data = read_yaml(ROOT / "params.yaml").data
+    data = copy.deepcopy(_own_params())
     for key, value in {**TINY, **(overrides or {})}.items():
         *blocks, name = key.split(".")
         place = data

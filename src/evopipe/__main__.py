@@ -7,11 +7,13 @@ import sys
 if __name__ == "__main__" and not sys.flags.safe_path:
     sys.path.append(sys.path.pop(0))  # the working folder, which `-m` puts first: a file there is no package's stand-in
 
+import gc
 import os
 from itertools import islice
 from pathlib import Path
 
 from evopipe.errors import EvopipeError, Interrupted, UsageError, redacted, said, translate_failures
+from evopipe.imports import leave_at_once, uncollected
 
 _REEXECUTED = "EVOPIPE_REEXECUTED"
 
@@ -25,7 +27,9 @@ def main() -> int:
     arguments = sys.argv[1:]
     try:
         _run_code_of_this_tree()
-        from evopipe.cli import app
+        leave_at_once()
+        with uncollected():
+            from evopipe.cli import app
 
         code = app(args=_globals_first(arguments), prog_name="evopipe", standalone_mode=False)
         # Typer turns KeyboardInterrupt into this code, and says nothing.
@@ -38,6 +42,8 @@ def main() -> int:
 
             traceback.print_exc()
         return _report(error)
+    finally:
+        gc.unfreeze()  # for whoever calls this function and lives on
 
 
 def _globals_first(arguments: list[str]) -> list[str]:

@@ -6,6 +6,7 @@ it needs.
 
 from __future__ import annotations
 
+import gc
 import shlex
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,6 +23,7 @@ from evopipe.cli_params import params
 from evopipe.cli_shared import Arguments, Options, loading_later, without_torch
 from evopipe.cli_zoo import pull, push, zoo
 from evopipe.errors import UsageError
+from evopipe.imports import uncollected
 from evopipe.stages.tell import warn
 from evopipe.version import __version__
 
@@ -75,7 +77,7 @@ def _options(
 
 def _stage(stage: layout.Stage) -> Callable[..., None]:
     def run(context: typer.Context) -> None:
-        with loading_later(*["torch"] * stage.light):
+        with uncollected(), loading_later(*["torch"] * stage.light):
             from evopipe import stages
             from evopipe.signals import watch_ancestors
             from evopipe.track import tracking
@@ -86,6 +88,7 @@ def _stage(stage: layout.Stage) -> Callable[..., None]:
                 from evopipe.problems import part_of
 
                 part_of(params, "data")
+        gc.freeze()  # what was imported stays, and is not looked through again; `main` undoes it
         with context.obj.placing():
             if not stage.env.reads:  # the first of a pipeline
                 from evopipe.problems import check

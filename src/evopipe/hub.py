@@ -19,10 +19,11 @@ from typing import Any
 from markupsafe import Markup
 
 from evopipe import layout
+from evopipe.core import numpy_policy
 from evopipe.errors import DataError, EvopipeError, HubError, MissingInputError, UsageError
 from evopipe.language.hub import REACH_SECONDS, first_line, reach
 from evopipe.params.load import load_params
-from evopipe.policies import film, numpy_policy, play
+from evopipe.policies import film, play
 from evopipe.policies.card import render
 from evopipe.policies.policy import CARD, POLICY, Policy, TeamPolicy, load
 from evopipe.report import draw, figures

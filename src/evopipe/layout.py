@@ -16,6 +16,7 @@ TOKENS = Path("data/tokens")
 POPULATION = Path("models/population")
 TRAINED = Path("models/trained")
 ELITE = Path("models/elite")
+LEAGUE = Path("models/league")  # of self-play
 FETCHED = Path("reports/fetch.json")
 BUFFERED = Path("reports/buffer.json")
 LINEAGE = Path("reports/lineage.jsonl")
@@ -29,9 +30,10 @@ MEMBERS = Path("reports/members.json")
 EPISODES = Path("reports/episodes.csv")
 MEASURES = Path("reports/language.csv")
 COMPLETIONS = Path("reports/completions.json")
+SAMPLES = Path("reports/samples.jsonl")
 REPORT = Path("reports/report.html")
 REPLAY = Path("reports/replay.json")  # of no stage: `evopipe replay` writes it
-EPISODES_PAGE = Path("reports/episodes.html")  # of agents
+EPISODES_PAGE = Path("reports/episodes.html")  # of agents, and of `SAMPLES`
 EPISODES_FOLDER = Path("episodes")  # of agents
 
 METRICS = frozenset({FETCHED, BUFFERED, TRAIN, EVALUATION})
@@ -129,7 +131,9 @@ STAGES = (
             ("seed", *_ENV, "env.num_envs", "env.backend", "env.step_limit", *_SEARCH, *_COMPUTED, "runtime.compile"),
             (TRANSITIONS, POPULATION), (TRAINED, *_CURVES, TRAIN),
         ),
-        text=Files((*_OF_TEXT, *_SEARCH, *_WRITTEN), (TOKENS, POPULATION), (TRAINED, *_CURVES, TRAIN, MEASURES)),
+        text=Files(
+            (*_OF_TEXT, *_SEARCH, *_WRITTEN), (TOKENS, POPULATION), (TRAINED, *_CURVES, TRAIN, MEASURES, SAMPLES),
+        ),
     ),
     Stage(
         "evaluate", "Score every member on held-out seeds", code=_REGIMES,

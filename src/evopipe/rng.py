@@ -35,6 +35,7 @@ class Purpose(IntEnum):
     UPDATE = 13
     PROPOSE = 14
     PROBE = 15
+    HINDSIGHT = 16
     PROMPT = 20
     GENERATE = 21
 

@@ -102,11 +102,13 @@ class Spaces:
         continuous: whether an action is a vector in [-1, 1]^A.
         images: the columns of an observation that are images.
         kind: the kind of an action. `discrete` is an index below A; `multidiscrete` is D indices, each below a number
-            of its own; `multibinary` is D bits; `continuous` is a vector. If it is empty, it becomes `continuous` or
+            of its own; `multibinary` is D bits; `continuous` is a vector; `mixed` is D indices, then `numbers` values
+            of a vector, in one row of float32 numbers. If it is empty, it becomes `continuous` or
             `discrete`.
-        choices: the number of choices of each index of an action; it must be given for `multidiscrete`.
+        choices: the number of choices of each index of an action; it must be given for `multidiscrete` and `mixed`.
         one_hot: ranges (first, end) of columns of an observation that hold a one-hot code; `end` is not included.
         team: the team; None for a single agent.
+        numbers: the count of values in [-1, 1] in an action; it must be given for `mixed`.
     """
 
     observations: int
@@ -117,6 +119,7 @@ class Spaces:
     choices: tuple[int, ...] = ()
     one_hot: tuple[tuple[int, int], ...] = ()
     team: Team | None = None
+    numbers: int = 0
 
     @property
     def agents(self) -> int:
@@ -137,12 +140,19 @@ class Spaces:
         implied = {"discrete": (self.actions,), "multibinary": (2,) * self.actions}
         object.__setattr__(self, "kind", self.kind or ("continuous" if self.continuous else "discrete"))
         object.__setattr__(self, "choices", tuple(self.choices) or implied.get(self.kind, ()))
+        if self.kind == "continuous":
+            object.__setattr__(self, "numbers", self.actions)
+
+    @property
+    def real(self) -> bool:
+        """Whether an encoded action is float32 numbers, and not int64 indices."""
+        return self.kind in ("continuous", "mixed")
 
     @property
     def action_shape(self) -> tuple[int, ...]:
         """The shape of one action as algorithms encode it: `()` for one index, `(D,)` for a list of D indices or bits,
-        `(A,)` for a continuous action of A numbers."""
-        return () if self.kind == "discrete" else (self.actions if self.continuous else len(self.choices),)
+        `(A,)` for a continuous action of A numbers, `(D + C,)` for a mixed one of D indices and C numbers."""
+        return () if self.kind == "discrete" else (len(self.choices) + self.numbers,)
 
     @property
     def action_size(self) -> int:
@@ -156,6 +166,8 @@ class Spaces:
             found["images"] = [list(image) for image in self.images]
         if self.kind not in ("discrete", "continuous"):
             found |= {"kind": self.kind, "choices": list(self.choices)}
+        if self.kind == "mixed":
+            found["numbers"] = self.numbers
         if self.team is not None:
             found["team"] = self.team.to_json()
         return found

@@ -49,7 +49,7 @@ pytestmark = pytest.mark.parametrize("algo", populations.cases(teams=True))
 
 def test_kernels_learn_only_for_an_algorithm_that_says_so(algo: str) -> None:
     """A copy of another file that keeps its `recipe` would learn by that one's update, and its own would go unread."""
-    module = algos.get(algo)
+    module = algos.get(algo.partition(":")[0])
     kept = [name for name in ("recipe", "learn", "play") if getattr(module, name) is not None]
     assert module.COMPILED or not kept, f"algos/{algo}.py: {kept} without COMPILED: leave them out"
 

@@ -16,15 +16,14 @@ import torch
 
 import populations
 from evopipe import rng
-from evopipe.algos import get, on_policy
 from evopipe.core import optim
 from evopipe.core.cohort import COSTS, dissolve
 from evopipe.core.graphs import Paths
 from evopipe.core.member import Member
 from evopipe.data.transitions import Transitions
+from evopipe.envs import mixed
 from evopipe.errors import ParamsError, UsageError
 from evopipe.native import build
-from evopipe.params.load import load_params
 from evopipe.policies import policy
 from evopipe.problems.env import begin
 from evopipe.regimes import learners
@@ -34,7 +33,6 @@ from evopipe.regimes.rollouts import learn_from_rollout
 from evopipe.rng import Purpose
 from evopipe.run.run import Run
 from evopipe.run.spec import EnvSpec, first_members
-from evopipe.schema.read import read_yaml
 from evopipe.types import Learned
 from populations import (
     LONG,
@@ -329,6 +327,7 @@ def test_an_episode_that_cannot_be_brought_back_is_cut(chosen: bool, run: Callab
         ("ppo:continuous", "envs_for_tests:Chain-v0", {}),
         ("ppo:multidiscrete", "action_envs:Locks-v0", {"masks": "tuple"}),
         ("ppo:multibinary", "action_envs:Switches-v0", {"masks": "flat"}),
+        ("ppo:mixed", "action_envs:Desk-v0", {"masks": True, "form": "nested"}),
     ],
 )
 def test_frozen_and_diverged_members_act_legally(
@@ -344,7 +343,7 @@ def test_frozen_and_diverged_members_act_legally(
         actions = loop.regime.choose()
         if env.endswith("Masked-v0"):
             assert np.take_along_axis(loop.regime.world.pool.mask, actions[:, None], 1).all()
-        assert loop.spec.spaces.continuous or (actions >= 0).all()
+        assert loop.spec.spaces.real or (actions >= 0).all()
         loop.advance()
     assert loop.regime.world.pool.masked == (not loop.spec.spaces.continuous)
     close_generation(loop)
@@ -375,9 +374,10 @@ def test_an_exported_member_acts_as_it_was_evaluated(algo: str, tmp_path: Path, 
         cohort, row = of_slot(loop.cohorts, member.slot)
         obs, legal, _ = (torch.from_numpy(x).view(2, 4, *x.shape[1:]) for x in shown(loop.regime.world.pool))
         greedy = p.algo.greedy(p.algo_config, cohort.state, obs[cohort.slots], legal[cohort.slots])[row]
-        np.testing.assert_allclose(
-            loaded.act(obs[member.slot].numpy()), loop.regime.world.pool.actions.own(greedy.numpy()), atol=1e-5
-        )
+        actions = loop.regime.world.pool.actions
+        acts, own = loaded.act(obs[member.slot].numpy()), actions.own(greedy.numpy())
+        for part in actions.parts or [mixed.ActionPart((), actions)]:
+            np.testing.assert_allclose(mixed.find(acts, part), mixed.find(own, part), atol=1e-5)
 
 
 # ----------------------------------------------------------------------------------------------- who learns when
@@ -612,18 +612,6 @@ def test_what_is_set_and_not_used_is_remarked_upon(train: dict[str, Any], remark
     loop = started(populations.problem(algo="ppo", config={"learn_step": 64}, train=train), 2)
     assert loop.regime.remarks == remark
     loop.close()
-
-
-OF_ENVIRONMENTS = [
-    path for path in sorted(Path(__file__).parents[2].glob("pipelines/*/params.yaml")) if "env" in read_yaml(path).data
-]
-
-
-@pytest.mark.parametrize("path", OF_ENVIRONMENTS, ids=lambda path: path.parent.name)
-def test_no_shipped_pipeline_sets_what_is_not_used(path: Path) -> None:
-    params = load_params(path)
-    if on_policy(get(params.train.algo)):
-        assert (params.train.warm_start, params.train.replay.n_step, params.train.replay.prioritised) == (0, 1, False)
 
 
 # ------------------------------------------------------------------------------------------------- collecting oneself

@@ -100,6 +100,19 @@ def test_a_run_has_the_bits_of_one_by_ticks(name: str, run: Callable[..., Any]) 
     assert calls < ticks / 4 if ticks > 20 else calls < ticks, "whole rollouts were taken at once"
 
 
+@pytest.mark.parametrize("name", ["normalised", "rewards-normalised"])
+def test_every_hyper_parameter_is_each_members_own(name: str, run: Callable[..., Any]) -> None:
+    p = problem(JOBS[name][0], **JOBS[name][1])
+    together, apart = run(p, 3), run(p, 3)
+    for loop in (together, apart):
+        populations.make_unlike(loop)
+        (cohort,) = loop.cohorts
+        assert len(set(cohort.hyper["gamma"].tolist())) == 3
+    assert by_calls(together, ticks=20) < 10
+    by_calls(apart, 1, 20)
+    assert equal_states(together.state(), apart.state()) == []
+
+
 def test_a_truncated_step_ends_an_episode_and_bootstraps(run: Callable[..., Any]) -> None:
     loop = run(problem("Pendulum-v1", **SHORT), 2)
     assert by_calls(loop, ticks=14) < 5

@@ -259,6 +259,45 @@ def drawn_search(seed: int) -> tuple[EnvSpec, int]:
     return replace(p, env=p.env.model_copy(update={"backend": "c"})), members
 
 
+@pytest.mark.parametrize("fitness", ["evaluation", "training"])
+def test_a_short_search_in_shards_is_that_of_one_process_and_goes_on_so_after_deaths_and_restores(
+    fitness: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three, who take turns, in shards of two and one, who step some ticks at a time: children of who is beside them
+    and of who is elsewhere, a trial in either shard, and ages that make two of one shard live one after the other: the
+    first of them, who has lived long enough, for no tick."""
+    rota.offer(monkeypatch)
+    monkeypatch.setattr("evopipe.scale.shards._FOLDS", 2)
+    monkeypatch.setattr("evopipe.scale.changes._LARGE", 1)
+    build.use(build.load())
+    order = ((0,), (0, 1, 2), (2,), (0, 1), (1, 2))
+    births = ((1, 2, 0), (3, 2, -1), (4, 1, 0), (4, 0, -1))
+    steps = 8 if fitness == "evaluation" else 30
+    replay = {"capacity": 40, "sharing": "own", "n_step": 2, "evaluation": fitness == "evaluation"}
+    p = problem(
+        num_envs=2, search={"strategy": "rota", "rota": {"order": order, "births": births}, "fitness": fitness},
+        train={"evo_steps": steps, "max_steps": 2 * steps, "learning_delay": 10**6, "replay": replay,
+               "eval_episodes": 3, "eval_steps": 6},
+    )  # fmt: skip
+    p = replace(p, env=p.env.model_copy(update={"backend": "c"}))
+    whole = started(p, 3)
+    finish(whole)
+    assert [len(record.members) for record in whole.lineage[1:]] == [1, 3, 1, 2, 2]
+    ways = [(False, ()), (False, (9, 14, 23, 30, 31)), (True, ())] if fitness == "evaluation" else [(False, ())]
+    for restored, deaths in ways:
+        run = sharded(p, 2, Deadly, members=3, deaths=deaths)
+        while not run.reason:
+            run.regime._ticks = 2  # type: ignore[attr-defined]
+            go_on(run)
+            if restored and run.clock.ticks % 4 == 2:
+                tensors, meta = copy.deepcopy(run.state())
+                run = sharded(p, 2, Deadly, members=3, deaths=())
+                assert run.restore(tensors, json.loads(json.dumps(meta))) == 0
+        assert len(run.regime.said) == len(deaths)  # type: ignore[attr-defined]
+        assert outcome(run) == outcome(whole)
+        assert remembered(run) == remembered(whole)
+
+
 # Of the seventh a member's turn has no tick, and it is restored after that.
 QUICK = {2, 7}
 

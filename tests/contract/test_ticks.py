@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -356,12 +357,15 @@ def test_who_is_healthy_no_more_gives_no_priorities_even_where_its_errors_are_nu
     assert equal_states(together.state(), plain.state()) == []
 
 
-def test_noise_of_targets_is_as_large_as_each_members_own(run: Callable[..., Any]) -> None:
-    together, plain = (run(job("td3"), 3) for _ in range(2))
-    for loop, take in ((together, by_calls), (plain, plainly)):
+@pytest.mark.parametrize("name", ["prioritised", "sac", "td3", "td3-twice"])
+def test_every_hyper_parameter_is_each_members_own(name: str, run: Callable[..., Any]) -> None:
+    together, apart, plain = (run(job(name), 3) for _ in range(3))
+    for loop, take in ((together, by_calls), (apart, partial(by_calls, most=1)), (plain, plainly)):
+        populations.make_unlike(loop)
         (cohort,) = loop.cohorts
-        cohort.hyper["target_noise"].copy_(torch.tensor([0.01, 0.4, 0.9]))
+        assert len(set(cohort.hyper["gamma"].tolist())) == 3
         take(loop, ticks=45)
+    assert equal_states(together.state(), apart.state()) == []
     assert equal_states(together.state(), plain.state()) == []
 
 

@@ -74,3 +74,15 @@ def test_a_tool_user_follows_the_notes_to_the_key(pipeline: Any) -> None:
     found = pipeline("agent-tools", "find_key").train()
     assert found["base"]["mean"] <= 0.6
     assert found["elite"]["mean"] >= 0.9
+
+
+def test_a_hidden_digit_is_found_in_three_guesses_from_random_weights(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = ROOT / "pipelines/agent-guess"
+    monkeypatch.syspath_prepend(str(folder))
+    config = [str(folder / "params.yaml"), f"seed={seed}", "tracking.backends=[]"]
+    found = import_module("guess").make(config).train().evaluation
+    print(seed, found["base"]["mean"], found["elite"]["mean"])
+    assert found["base"]["mean"] <= 0.6
+    assert found["elite"]["mean"] >= 0.9

@@ -241,7 +241,7 @@ def test_a_folder_of_another_kind_in_its_place(folder: Path) -> None:
         ("CartPoll-v1", "CartPole-v1"),
         ("nowhere:CartPole-v1", "nowhere"),
         ("envs_for_tests:Text-v0", "Text"),
-        ("envs_for_tests:Several-v0", "Tuple(Discrete(2), Discrete(2))"),
+        ("envs_for_tests:Several-v0", "Sequence(Discrete(2), stack=False)"),
     ],
 )
 def test_an_environment_that_cannot_be_used(folder: Path, env: str, words: str) -> None:

@@ -165,6 +165,6 @@ def test_seeds_and_generators_never_change_between_versions() -> None:
     assert {purpose.name: int(purpose) for purpose in Purpose} == {
         "MEMBER": 1, "INIT": 2, "ACT": 3, "REPLAY": 4, "EPISODE": 5, "MUTATE": 6, "SELECT": 7, "EVALUATE": 8,
         "CONFIRM": 9, "HELD_OUT": 10, "BEHAVIOUR": 11, "BOOTSTRAP": 12, "UPDATE": 13, "PROPOSE": 14,
-        "PROBE": 15,
+        "PROBE": 15, "HINDSIGHT": 16,
         "PROMPT": 20, "GENERATE": 21,
     }  # fmt: skip

@@ -10,7 +10,8 @@ import torch
 from evopipe.agents.engine import Done
 from evopipe.agents.rows import RolloutBatch
 from evopipe.core.cohort import Cohort
-from evopipe.regimes.dialogue import scored_anew, take
+from evopipe.regimes.dialogue import take
+from evopipe.regimes.samples import scored_anew
 from evopipe.run.text import TextSpec
 from evopipe.types import Text
 

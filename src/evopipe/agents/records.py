@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
@@ -15,12 +14,12 @@ from evopipe.agents.learned import TokenValues
 from evopipe.agents.rows import TokenRow, rows_of
 from evopipe.formats import score
 from evopipe.language.base import Base
+from evopipe.regimes.samples import rounded, token_texts
 from evopipe.report.episodes import episodes_page, read_episodes, reward_of
 from evopipe.storage.files import write_text
 
 Values = Mapping[int, Sequence[TokenValues]]
 """Of trajectories, by their `id()`: the values of each of their rows."""
-_DIGITS = 5  # behind the point, of an advantage and of a log-probability
 
 
 def record(done: Done, base: Base, masked: Collection[str], values: Values | None = None) -> dict[str, Any]:
@@ -122,33 +121,9 @@ def _pieces(row: TokenRow, base: Base, values: TokenValues | None = None) -> lis
         if written and values is not None:
             told = {"log_prob": row.log_prob, "new_log_prob": values.log_prob, "advantage": values.advantage}
             piece["tokens"] = token_texts(base, ids)
-            piece |= {name: [_rounded(each[place]) for place in places] for name, each in told.items()}
+            piece |= {name: [rounded(each[place]) for place in places] for name, each in told.items()}
         found.append(piece)
     return found
-
-
-def token_texts(base: Base, ids: Sequence[int]) -> list[str]:
-    """Return the text of each token in `ids`, such that the texts add up to the text of all tokens. `base` has the
-    tokenizer.
-
-    If several tokens make up one character, the last of them has the whole character, and the others an empty text.
-    """
-    found, start = [], 0
-    for end in range(1, len(ids) + 1):
-        before = base.show(ids[start - 1 : start]) if start else ""  # some tokenizers drop a space where a text begins
-        both = base.show(ids[max(0, start - 1) : end])
-        text = both[len(before) :] if both.startswith(before) else base.show(ids[start:end])
-        whole = not text.endswith("\ufffd") or end == len(ids) or end - start >= _CHARACTER
-        found.append(text if whole else "")
-        start = end if whole else start
-    return found
-
-
-_CHARACTER = 4  # tokens of one byte each that a character may have
-
-
-def _rounded(value: float) -> float | None:
-    return round(value, _DIGITS) if math.isfinite(value) else None
 
 
 def write(path: Path, records: Sequence[dict[str, Any]]) -> None:

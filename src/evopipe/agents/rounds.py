@@ -33,10 +33,11 @@ from evopipe.language.generate import Sampling, generate
 from evopipe.language.hooks import reference
 from evopipe.ops.statistics import passes
 from evopipe.parallel import available_cpus
-from evopipe.regimes.dialogue import corrected, learn, of_round, redraws_of, sampling, scored_anew
+from evopipe.regimes.dialogue import corrected, learn, of_round, redraws_of, sampling
 from evopipe.regimes.measures import Measures
 from evopipe.regimes.order import held_out, rows_at
 from evopipe.regimes.probe import Probe
+from evopipe.regimes.samples import scored_anew
 from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes, Stopped

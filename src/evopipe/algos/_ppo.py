@@ -97,7 +97,7 @@ def descend(
     learning = learning & healthy
     for net, adam in learners:
         optim.step(net, adam, hp["lr"], learning)
-    if cfg.spaces.continuous:
+    if cfg.spaces.numbers:
         optim.ScalarAdam.step(state.log_std, state.log_std_adam, log_std.grad, hp["lr"][:, None], learning[:, None])
     state.updates.add_(learning)
     return Learned(losses.detach(), healthy)

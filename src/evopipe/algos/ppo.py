@@ -34,7 +34,7 @@ from evopipe.types import Chosen, Hyper, Learned, Sequences, Spaces, Tensor
 PAPER = "https://arxiv.org/abs/1707.06347"
 REGIME = "on_policy"
 POLICY = "actor"
-ACTIONS = ("discrete", "continuous", "multidiscrete", "multibinary")
+ACTIONS = ("discrete", "continuous", "multidiscrete", "multibinary", "mixed")
 COMPILED = True
 ACTS_WITH = ("log_std",)
 RECURRENT = True
@@ -79,8 +79,8 @@ class State:
     encoder_adam: optim.Adam | None = moments("encoder")
     actor_adam: optim.Adam = moments("actor")
     critic_adam: optim.Adam = moments("critic")
-    log_std: Tensor = row()  # [P, A] of continuous actions, else [P, 0]
-    log_std_adam: Tensor = row()  # [P, A, 3], see ScalarAdam
+    log_std: Tensor = row()  # [P, C] of the C numbers of an action
+    log_std_adam: Tensor = row()  # [P, C, 3], see ScalarAdam
     resting: Tensor = row()  # [P] float32, 1 until the next rollout
     updates: Tensor = row()  # [P] float32
 
@@ -88,7 +88,8 @@ class State:
 def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
     """Return the input and output width of every network, by name.
 
-    The actor's outputs are logits of discrete actions, or means of continuous actions.
+    The actor's outputs are logits of discrete actions, or means of continuous actions. Of mixed actions, logits come
+    first.
     """
     o, a = spaces.observations, spaces.actions
     return share_encoder({"actor": Widths(o, a), "critic": Widths(o, 1)}, o, cfg.share_encoder)
@@ -98,7 +99,7 @@ def init(cfg: Config, nets: Nets) -> State:
     actor, critic = nets["actor"], nets["critic"]
     encoder, _, encoder_adam = optim.start_encoder(nets)
     *adams, zeros = optim.start(actor, critic)
-    log_std = zeros[:, None].repeat(1, cfg.spaces.actions if cfg.spaces.continuous else 0) + torch.tensor(cfg.std).log()
+    log_std = zeros[:, None].repeat(1, cfg.spaces.numbers) + torch.tensor(cfg.std).log()
     rows: tuple[Tensor, ...] = log_std, optim.ScalarAdam.start(log_std), zeros, zeros.clone()
     return State(encoder, actor, critic, encoder_adam, *adams, *rows)
 
@@ -107,7 +108,7 @@ schedule, learn, play = _ppo.schedule, policy.learn, rollouts.play
 
 
 def _policy(cfg: Config, outputs: Tensor, log_std: Tensor, legal: Tensor | None) -> Distribution:
-    """Return the distribution of actions: outputs `[P, B, A]`, log_std `[P, A]`."""
+    """Return the distribution of actions: outputs `[P, B, A]`, log_std `[P, C]`."""
     return distribution(cfg.spaces, outputs, log_std[:, None], legal, cfg.squash)
 
 
@@ -198,7 +199,7 @@ def loss(cfg: Config, state: State, hp: Hyper, batch: Sequences, log_std: Tensor
         cfg, state: the algorithm's configuration, equal for all members, and the members' state.
         hp: the hyper-parameters that may differ between the P members, by name, `[P]` each.
         batch: a minibatch of the rollout.
-        log_std: `[P, A]`, the log standard deviations of continuous actions; `[P, 0]` for discrete actions.
+        log_std: `[P, C]`, the log standard deviations of the C numbers of an action; C is 0 for discrete actions.
     """
     flat = batch.weight, batch.action, batch.log_prob, batch.advantage, batch.value, batch.target
     weight, action, log_prob, advantage, old_value, target = (x.flatten(1, 2) for x in flat)  # [P, B·L]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from evopipe.errors import need_package
 
 if TYPE_CHECKING:
     import gymnasium
+    import numpy as np
 
-__all__ = ["from_dm_env"]
+__all__ = ["from_dm_env", "from_openspiel", "from_pettingzoo"]
 
 
 def from_dm_env(
@@ -35,3 +36,62 @@ def from_dm_env(
     from evopipe.envs.dm import DmEnv
 
     return DmEnv(make, reseed, kwargs)
+
+
+def from_openspiel(
+    game: str, seat: int | None = None, opponent: str = "random", opponents: Sequence[Mapping[str, Any]] = (),
+    render_mode: str | None = None, **kwargs: Any,
+) -> gymnasium.Env[np.ndarray, Any]:  # fmt: skip
+    """Return a game of OpenSpiel as a Gymnasium environment of one seat, whose other seats are played inside it.
+
+    Observations are flat, `[O]` float32. Actions are OpenSpiel's, and those that are legal are in
+    `info["action_mask"]`. A reward is what the seat's return has grown by. An episode is a function of its seed and
+    actions.
+
+    Args:
+        game: the game's name in OpenSpiel, such as `tic_tac_toe`; it may have parameters, `go(board_size=5)`.
+        seat: the player whose actions are the environment's, from 0; None draws one for each episode.
+        opponent: who plays the other seats: `random`; the folder of an exported elite, which acts greedily; or
+            `module:function`, called with an observation, legal actions `[A]` bool and a NumPy generator.
+        opponents: earlier members who play them in place of `opponent`, with a probability each; self-play
+            (`train.self_play`) sets this.
+        render_mode: `ansi` for positions as text; None for none.
+        kwargs: parameters of the game.
+
+    Raises:
+        MissingInputError: the package open_spiel is not installed, or the opponent's file does not exist.
+        ParamsError: the game, its parameters or the opponent cannot be used.
+        DataError: an opponent's file is damaged.
+    """
+    need_package("pyspiel", "openspiel", "evopipe.envs.from_openspiel")
+    from evopipe.envs.games import GameEnv
+    from evopipe.envs.openspiel import OpenSpielGame
+
+    return GameEnv(OpenSpielGame(game, kwargs), seat, opponent, opponents, render_mode)
+
+
+def from_pettingzoo(
+    game: str, seat: int | None = None, opponent: str = "random", opponents: Sequence[Mapping[str, Any]] = (),
+    render_mode: str | None = None, **kwargs: Any,
+) -> gymnasium.Env[np.ndarray, Any]:  # fmt: skip
+    """Return a game of PettingZoo as a Gymnasium environment of one seat, whose other seats are played inside it.
+
+    Agents act in turn; where they would act at once, they are asked one after another and do not see what the others
+    chose. All have the same spaces. Observations are flat, `[O]` float32; legal actions are in `info["action_mask"]`.
+
+    Args:
+        game: a module of PettingZoo, such as `tictactoe_v3`, or `module:function`.
+        seat, opponent, opponents, render_mode: as for `from_openspiel`; seats are the `possible_agents` in their order.
+        kwargs: arguments of the game's function.
+
+    Raises:
+        MissingInputError: the opponent's file does not exist.
+        ParamsError: the game, its arguments or the opponent cannot be used.
+        DataError: an opponent's file is damaged.
+    """
+    from evopipe.envs.aec import AecGame
+    from evopipe.envs.games import GameEnv
+
+    # PettingZoo draws text where it is asked for `ansi`.
+    drawing = {} if render_mode is None else {"render_mode": render_mode}
+    return GameEnv(AecGame(game, drawing | kwargs), seat, opponent, opponents, render_mode)

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 import gymnasium
 
+from evopipe.envs.games import file_of
 from evopipe.envs.names import HOMES, OF_PETTINGZOO, import_home, suggested
 from evopipe.envs.single import OneRow, RowInC, is_tensor_class
 from evopipe.envs.team import TeamEnv
@@ -153,15 +154,19 @@ def source_of(cfg: EnvConfig) -> list[Path]:
     """Return the source files of an environment, without repetitions.
 
     They are the files, or package folders, of the modules in the environment's id (`module:EnvId`) and in the names of
-    its wrappers (`module:Wrapper`). Only modules that are already imported count; `make_env` imports them. For an
-    environment in C, the result is its C file.
+    its wrappers (`module:Wrapper`). Only modules that are already imported count; `make_env` imports them. The arrays
+    of an elite that `env.kwargs.opponent` names are among them. For an environment in C, the result is its C file.
     """
     if cfg.source is not None:
         return [Path(cfg.source)]
     names = [cfg.id, *(wrapper.name for wrapper in cfg.wrappers)]
     modules = [sys.modules.get(name.partition(":")[0]) for name in names if ":" in name]
     found = [(module, Path(module.__file__)) for module in modules if module is not None and module.__file__]
-    return list(dict.fromkeys(file.parent if hasattr(module, "__path__") else file for module, file in found))
+    files = [file.parent if hasattr(module, "__path__") else file for module, file in found]
+    opponent = cfg.kwargs.get("opponent")
+    if isinstance(opponent, str) and (arrays := file_of(opponent)).is_file():
+        files.append(arrays)
+    return list(dict.fromkeys(files))
 
 
 def tensor_class(env_id: str) -> type[Any] | None:

@@ -216,8 +216,7 @@ class Rows:
         shape, dtype, steps, plain = (self._space.size,), self._dtype, self._steps, self._space.plain
         bools, reals, masked = {bool, np.bool_}, {float, int, np.float64, np.float32}, bool(self._masked[0])
         observations, rewards, terminations, truncations, masks = [], [], [], [], []
-        own, turn = self._actions.own(actions), self._turn
-        each = own.tolist() if self._actions.kind == "discrete" else own
+        each, turn = self._actions.each(actions), self._turn
         with calling(self._guard, turn, "step"):
             for row, action in zip(rows.tolist(), each, strict=True):
                 turn[0] = row

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 import numpy as np
 
+from evopipe.envs import mixed
 from evopipe.errors import ParamsError
 from evopipe.types import Image, Spaces
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 LONGEST = 1 << 20  # numbers in a row at most: a Discrete space of millions of states is no one-hot input
 _OBSERVED = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of them are"
-_ACTED = "only Discrete, MultiDiscrete, MultiBinary and bounded Box actions are"
+_ACTED = "only Discrete, MultiDiscrete, MultiBinary and bounded Box actions are, and Dicts and Tuples of them"
 _COLOURS = (1, 3, 4)
 
 _Path = tuple[str | int, ...]
@@ -241,11 +242,13 @@ class ActionSpace:
     """An environment's action space, which converts actions between the algorithm's encoding and the environment's own.
 
     Attributes:
-        kind: the kind of the space: `discrete`, `multidiscrete`, `multibinary` or `continuous`.
+        kind: the kind of the space: `discrete`, `multidiscrete`, `multibinary`, `continuous` or `mixed`.
         shape: the shape of the environment's own action.
         choices: the number of values of each entry of an action; empty if actions are continuous.
         starts: the smallest value of each entry; empty if actions are continuous.
         bounds: the lowest and the highest value of each of the `A` numbers of a Box, `[A]` each; None for other spaces.
+        parts: the parts of a mixed space, a Dict or Tuple; empty for other spaces. Its `choices` and `starts` are those
+            of all its parts.
     """
 
     kind: str
@@ -253,6 +256,15 @@ class ActionSpace:
     choices: tuple[int, ...] = ()
     starts: tuple[int, ...] = ()
     bounds: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None = None
+    parts: tuple[mixed.ActionPart, ...] = ()
+
+    @classmethod
+    def of_parts(cls, parts: tuple[mixed.ActionPart, ...]) -> ActionSpace:
+        """Return the `ActionSpace` of a Dict or Tuple with these parts."""
+        choices, starts = (
+            tuple(x for part in parts for x in getattr(part.space, name)) for name in ("choices", "starts")
+        )
+        return cls("mixed", (), choices, starts, None, parts)
 
     @classmethod
     def of(cls, space: object) -> ActionSpace:
@@ -264,6 +276,8 @@ class ActionSpace:
         spaces = gymnasium.spaces
         if isinstance(space, spaces.Discrete):
             return cls("discrete", (), (int(space.n),), (int(space.start),))
+        if isinstance(space, spaces.Dict | spaces.Tuple):
+            return cls.of_parts(mixed.parts_of(space, cls.of))
         if isinstance(space, spaces.MultiBinary) and all(space.shape):
             bits = math.prod(space.shape)
             return cls("multibinary", tuple(space.shape), (2,) * bits, (0,) * bits)
@@ -283,10 +297,16 @@ class ActionSpace:
     @cached_property
     def size(self) -> int:
         """The width `A` of masks and logits. It counts the values of a Discrete space, the values of all parts of a
-        MultiDiscrete space together, the bits of a MultiBinary space, or the numbers of a Box."""
-        if self.bounds is not None:
-            return len(self.bounds[0])
-        return len(self.choices) if self.kind == "multibinary" else sum(self.choices)
+        MultiDiscrete space together, the bits of a MultiBinary space, or the numbers of a Box. For a mixed space it
+        counts all of its parts."""
+        if self.kind == "multibinary":
+            return len(self.choices)
+        return sum(self.choices) + self.numbers
+
+    @cached_property
+    def numbers(self) -> int:
+        """The count `C` of real numbers in an action: those of a Box, or of all Boxes of a mixed space."""
+        return len(self.bounds[0]) if self.bounds is not None else sum(part.space.numbers for part in self.parts)
 
     @property
     def continuous(self) -> bool:
@@ -299,25 +319,40 @@ class ActionSpace:
 
     def spaces(self, observations: ObservationSpace) -> Spaces:
         images, one_hot = observations.images, observations.one_hot
-        return Spaces(observations.size, self.size, self.continuous, images, self.kind, self.choices, one_hot)
+        kinds = self.kind, self.choices, one_hot
+        return Spaces(observations.size, self.size, self.continuous, images, *kinds, numbers=self.numbers)
 
     def empty(self, *shape: int) -> npt.NDArray[Any]:
         """Return an array of zeros for actions in the algorithm's encoding, with the leading axes `shape`.
 
         For a Discrete space, an action is one int64 index. For a MultiDiscrete or MultiBinary space, it is one int64
-        index for each part. For a Box, it is `A` float32 numbers.
+        index for each part. For a Box, it is `A` float32 numbers. For a mixed space it is float32 too: the indices of D
+        choices, then C numbers.
         """
+        if self.parts:
+            return np.zeros((*shape, len(self.choices) + self.numbers), np.float32)
         if self.continuous:
             return np.zeros((*shape, self.size), np.float32)
         return np.zeros(shape if self.kind == "discrete" else (*shape, len(self.choices)), np.int64)
 
-    def own(self, actions: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def each(self, actions: npt.NDArray[Any]) -> Any:
+        """Convert n actions from the algorithm's encoding to the environment's own, as `own`; return a sequence of what
+        n environments take."""
+        if self.parts:
+            return mixed.each(self.parts, actions)
+        own = self.own(actions)
+        return own.tolist() if self.kind == "discrete" else own
+
+    def own(self, actions: npt.NDArray[Any]) -> Any:
         """Convert n actions from the algorithm's encoding to the environment's own, `[n, …]`.
 
         The encoding is int64 indices: `[n]`, or `[n, D]` for D choices or bits. For a Box of A numbers it is float32,
         `[n, A]`, clipped to [-1, 1] and scaled to the bounds. A NaN, from a member that diverged, counts as 0, the
-        middle.
+        middle. Mixed actions of D choices and C numbers are float32, `[n, D + C]`; they become dicts or tuples of such
+        arrays.
         """
+        if self.parts:
+            return mixed.nested(self.parts, mixed.own(self.parts, actions))
         if self.bounds is None:
             if self.kind == "discrete" and not self.starts[0]:
                 return actions.reshape(-1, *self.shape)
@@ -331,14 +366,16 @@ class ActionSpace:
         share = (np.minimum(np.maximum(number, -1.0), 1.0) + 1.0) / 2.0
         return np.minimum(np.maximum(low + share * (high - low), low), high).astype(np.float32).reshape(-1, *self.shape)
 
-    def relative(self, own: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def relative(self, own: Any) -> npt.NDArray[Any]:
         """Convert n of the environment's own actions, `[n, …]`, to the algorithm's encoding; this is the inverse of the
         method `own`.
 
         The encoding is int64 indices: `[n]`, or `[n, D]` for D choices or bits. For a Box of A numbers it is float32,
-        `[n, A]` in [-1, 1].
+        `[n, A]` in [-1, 1]. For a mixed space, `own` is a dict or tuple of arrays, and the encoding `[n, D + C]`.
         """
-        flat = own.reshape(len(own), math.prod(self.shape))
+        if self.parts:
+            return mixed.relative(self.parts, [np.asarray(mixed.find(own, part)) for part in self.parts])
+        flat: npt.NDArray[Any] = own.reshape(len(own), math.prod(self.shape))
         if self.bounds is None:
             indices: npt.NDArray[np.int64] = flat.astype(np.int64) - np.array(self.starts)
             return indices[:, 0] if self.kind == "discrete" else indices
@@ -349,6 +386,8 @@ class ActionSpace:
     def sample(self, legal: npt.NDArray[np.bool_], rng: np.random.Generator) -> Any:
         """Draw one action in the algorithm's encoding, uniformly among those of the A actions for which `legal` `[A]`
         is True. `rng` is the NumPy generator."""
+        if self.parts:
+            return mixed.sample(self.parts, legal, rng)
         if self.continuous:
             return rng.uniform(-1.0, 1.0, self.size).astype(np.float32)
         if self.kind == "multibinary":
@@ -361,12 +400,15 @@ class ActionSpace:
 
     def flat_mask(self, mask: Any) -> Any:
         """Return an action mask as one array `[…, A]`, with an entry for each of A actions. Gymnasium's mask for a
-        MultiDiscrete space, a tuple of arrays, is joined; any other mask is returned unchanged.
+        MultiDiscrete space, a tuple of arrays, is joined, and so are the masks of a mixed space's parts; any other mask
+        is returned unchanged.
 
         Raises:
             ValueError: the tuple does not fit the choices, or actions are continuous. The error's text
                 continues a sentence such as "The environment returned".
         """
+        if self.parts:
+            return mixed.flat_mask(self.parts, mask)
         if self.continuous:
             raise ValueError(f"an action_mask {NO_MASK}")
         if self.kind != "multidiscrete" or not isinstance(mask, tuple):
@@ -383,12 +425,17 @@ class ActionSpace:
     def possible(self, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """Return whether each of n masks of A actions, `[n, A]`, allows any action, `[n]` bool. For a MultiBinary space
         this is always True, because setting no bit is an action, too."""
-        if self.kind == "multibinary":
+        if self.kind == "multibinary" or (self.parts and not self.choices):
             return np.ones(len(mask), np.bool_)
+        if self.parts:
+            mask = mask[:, : sum(self.choices)]
         return np.asarray(np.logical_or.reduceat(mask, _starts(self.choices or (self.size,)), axis=1).all(axis=1))
 
     def to_json(self) -> dict[str, Any]:
         """Return the space as JSON data for an exported policy's description; `from_json` reads these data."""
+        if self.parts:
+            parts = [{"path": [*part.path], **part.space.to_json()} for part in self.parts]
+            return {"actions": self.size, "action_kind": "mixed", "action_parts": parts}
         if self.kind == "discrete":
             return {"actions": self.size, "action_start": self.start}
         if self.bounds is None:
@@ -404,7 +451,11 @@ class ActionSpace:
         Raises:
             KeyError, TypeError, ValueError: the data does not have that form.
         """
-        if "action_kind" in data:
+        if data.get("action_kind") == "mixed":
+            parts = tuple(mixed.ActionPart(tuple(part["path"]), cls.from_json(part)) for part in data["action_parts"])
+            space, fits = cls.of_parts(parts), bool(parts) and all(part.space.kind in mixed.KINDS for part in parts)
+            fits = fits and mixed.well_formed(parts)
+        elif "action_kind" in data:
             if data["action_kind"] not in ("multidiscrete", "multibinary"):
                 raise ValueError(f"action_kind is {data['action_kind']!r}")
             names = ("action_shape", "action_choices", "action_starts")

@@ -160,6 +160,11 @@ class TeamSpace:
 
     def _refuse_unlike(self) -> None:
         kinds = [action.kind for action in self.actions]
+        if "mixed" in kinds:
+            raise ParamsError(
+                f"env.id: the actions of agent {self.ids[kinds.index('mixed')]!r} are a Dict or Tuple, which is served "
+                "for single agents alone: wrap the environment so that they are of one kind"
+            )
         if len({*kinds}) > 1:
             listed = ", ".join(f"{kind} of {agent!r}" for agent, kind in zip(self.ids, kinds, strict=True))
             raise ParamsError(

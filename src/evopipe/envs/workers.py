@@ -155,7 +155,7 @@ def _shared_arrays(rows: int, spaces: Spaces, shares: int) -> dict[str, npt.NDAr
     """Return what the processes of one pool see, by row unless stated otherwise; of a team by row and agent."""
     lead = (rows,) if spaces.team is None else (rows, spaces.agents)
     masks, observations = (np.bool_, (*lead, spaces.actions)), (np.float32, (*lead, spaces.observations))
-    actions = np.float32 if spaces.continuous else np.int64, (*lead, *spaces.action_shape)
+    actions = np.float32 if spaces.real else np.int64, (*lead, *spaces.action_shape)
     kinds: dict[str, tuple[type[np.generic], tuple[int, ...]]] = {
         "order": (np.int64, (3,)),  # what is to be done, of how many rows, among how many shares
         "named": (np.int64, (rows,)),  # these rows, in the caller's order

@@ -162,6 +162,20 @@ class RowLayout:
             rows[:, self._alive + k :] = 1.0 if next_alive is None else next_alive
         return rows
 
+    def with_outcome(self, rows: np.ndarray, reward: np.ndarray, terminated: np.ndarray | None) -> np.ndarray:
+        """Write other rewards and ends into n packed transitions of a single agent that span one step each; return
+        them.
+
+        Args:
+            rows: `[n, size]`, the transitions; written in place.
+            reward: `[n]`, the rewards.
+            terminated: `[n]`, whether each step reached an end state; None leaves that as it is.
+        """
+        rows[:, self._reward] = reward
+        if terminated is not None:
+            rows[:, self._reward + 1] = terminated
+        return rows
+
     def unpack(self, rows: Tensor, weight: Tensor, gamma: Tensor) -> Batch:
         """Return packed rows as a `Batch` whose tensors are views of the rows where possible.
 
@@ -359,6 +373,15 @@ class Replay:
         self._flat[at] = upload(torch.from_numpy(chosen), self.device)
         self._admit(at)
         self._count(count)
+
+    def add_of(self, memory: np.ndarray, rows: np.ndarray) -> None:
+        """Append n packed transitions `[n, layout.size]`, each to the buffer with its index in `memory` `[n]`, in their
+        order."""
+        count = np.bincount(memory, minlength=self.memories)
+        every = np.zeros((self.memories, int(count.max()), rows.shape[1]), np.float32)
+        keep = np.arange(every.shape[1]) < count[:, None]
+        every[keep] = rows[np.argsort(memory, kind="stable")]
+        self.add(every, keep, each=1)
 
     def _admit(self, at: Tensor) -> None:
         """Give new rows at these places `[n]`, counted over all buffers, their first priorities."""

@@ -217,7 +217,7 @@ class Rollout:
         o, at = self.layout.spaces.observations, self.layout.log_prob
         action = rows[..., o:at]
         kind = self.layout.spaces.kind
-        if kind != "continuous":
+        if not self.layout.spaces.real:
             action = action.long()
         log_prob, value, begins, advantage, target, valid = rows[..., at : at + 6].unbind(dim=-1)
         weight = weight * valid

@@ -86,6 +86,8 @@ def described(cfg: Any, state: Any, team: Places | None) -> Policy | None:
     known: dict[Any, Any] | None = getattr(getattr(structure, "inner", structure), "plans", None)
     if build.chosen() is None or known is None or torch.compiler.is_compiling() or cfg.spaces.images:
         return None
+    if cfg.spaces.kind not in KINDS:
+        return None
     nets = [(getattr(state, name, None), getattr(state, f"{name}_adam", None)) for name in _NETS]
     places = *(0 if net is None else net.values.data_ptr() for net, _ in nets), state.log_std.data_ptr()
     if "policy" not in known or known["policy"][0] != places:
@@ -323,7 +325,7 @@ def enter(
         begins: `[P, E]` bool, whether an episode begins.
         chosen: the actions, their log-probabilities, and the values of the observations.
     """
-    kinds = (obs, chosen.log_prob, chosen.value) + ((chosen.action,) if spaces.continuous else ())
+    kinds = (obs, chosen.log_prob, chosen.value) + ((chosen.action,) if spaces.real else ())
     if not plain(rows, *kinds):
         return False
     obs, action, log_prob, value, begins = (
@@ -332,7 +334,7 @@ def enter(
     legal = None if legal is None else legal.contiguous()
     kernels().rollout_enter(header.of("enter_call")(
         *obs.shape, spaces.action_size, spaces.actions, at(rows), rows.stride(0), at(obs), at(action),
-        not spaces.continuous, at(log_prob), at(value), at(begins), at(legal),
+        not spaces.real, at(log_prob), at(value), at(begins), at(legal),
     ))  # fmt: skip
     return True
 

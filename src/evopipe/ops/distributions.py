@@ -184,19 +184,52 @@ class _SquashedGaussian(_Gaussian):
         return (self._log_density((u - self.mean) * torch.exp(-self.log_std)) - _log_slope(u)).sum(dim=-1)
 
 
+@dataclass(frozen=True)
+class _Mixed:
+    """D choices and C numbers at once, float32 `[P, B, D + C]`: all are independent given the observation, so that
+    log-probabilities and entropies add up. Either is None where there are none."""
+
+    choices: _MultiCategorical | None
+    numbers: _Gaussian | None
+
+    def sample(self, draw: Stream) -> Tensor:
+        parts = zip((self.choices, self.numbers), (draw.part(1), draw.part(2)), strict=True)
+        return self._joined([each.sample(own) for each, own in parts if each is not None])
+
+    def mode(self) -> Tensor:
+        return self._joined([each.mode() for each in (self.choices, self.numbers) if each is not None])
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        count = 0 if self.choices is None else len(self.choices.choices)
+        found = [] if self.choices is None else [self.choices.log_prob(action[..., :count].long())]
+        return _added([*found, *([] if self.numbers is None else [self.numbers.log_prob(action[..., count:])])])
+
+    def entropy(self) -> Tensor:
+        return _added([each.entropy() for each in (self.choices, self.numbers) if each is not None])
+
+    def _joined(self, parts: Sequence[Tensor]) -> Tensor:
+        kind = torch.float32 if self.numbers is None else self.numbers.mean.dtype
+        return torch.cat([part.to(kind) for part in parts], dim=-1)
+
+
+def _added(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+
+
 def distribution(
     spaces: Spaces, outputs: Tensor, log_std: Tensor | None = None, legal: Tensor | None = None, squash: bool = False
 ) -> Distribution:
     """Return the action distribution of a policy, of the kind that the environment's action space needs.
 
     Discrete spaces get a categorical distribution, multi-discrete spaces independent categorical distributions,
-    multi-binary spaces independent bits, continuous spaces independent Gaussians.
+    multi-binary spaces independent bits, continuous spaces independent Gaussians, mixed spaces independent categorical
+    distributions and Gaussians.
 
     Args:
         spaces: the environment's spaces.
         outputs: `[P, B, A]` (P members, B observations), the network's outputs: logits, or means of continuous actions.
-        log_std: log standard deviations of continuous actions, broadcast to the shape of `outputs`; unused for other
-            actions.
+        log_std: log standard deviations of the numbers in an action, broadcast to the shape of their means; unused for
+            actions without numbers.
         legal: `[P, B, A]` bool, which actions are legal; None if all are. Unused for continuous actions.
         squash: whether a hyperbolic tangent maps continuous actions to [−1, 1].
 
@@ -209,9 +242,26 @@ def distribution(
         return _Bernoulli(outputs, legal)
     if spaces.kind == "discrete":
         return _Categorical(outputs, legal)
+    if spaces.kind == "mixed":
+        return _mixed(spaces, outputs, log_std, legal, squash)
     if log_std is None:
         raise ValueError("log_std is None: a Gaussian of continuous actions needs its standard deviations")
     return _SquashedGaussian(outputs, log_std) if squash else _Gaussian(outputs, log_std)
+
+
+def _mixed(
+    spaces: Spaces, outputs: Tensor, log_std: Tensor | None, legal: Tensor | None, squash: bool
+) -> _Mixed:  # fmt: skip
+    logits, means = outputs.split([sum(spaces.choices), spaces.numbers], dim=-1)
+    choices = numbers = None
+    if spaces.choices:
+        own = None if legal is None else legal[..., : sum(spaces.choices)]
+        choices = _MultiCategorical(logits, spaces.choices, own)
+    if spaces.numbers:
+        if log_std is None:
+            raise ValueError("log_std is None: a Gaussian of continuous actions needs its standard deviations")
+        numbers = (_SquashedGaussian if squash else _Gaussian)(means, log_std)
+    return _Mixed(choices, numbers)
 
 
 def squashed(x: Tensor) -> Tensor:

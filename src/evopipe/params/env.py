@@ -173,6 +173,7 @@ def _train_problems(train: TrainConfig, env: EnvConfig | None) -> Iterator[Probl
         yield ("curriculum",), sentence
     if train.curriculum is not None and train.mode == "offline":
         yield ("curriculum",), "members learn from a dataset, not in environments: set it to null"
+    yield from _self_play_problems(train, env)
     if (wrong := Params.refused(train.algo)) is not None:
         yield ("algo",), wrong
         return
@@ -181,6 +182,9 @@ def _train_problems(train: TrainConfig, env: EnvConfig | None) -> Iterator[Probl
     if train.replay.evaluation and (algo.TEAM or not memory):
         what = "is for teams" if algo.TEAM else "fills no memory"
         yield ("replay", "evaluation"), f"{train.algo} {what}, and evaluation's steps go into one: set it to false"
+    if train.replay.hindsight is not None:
+        for sentence in _no_hindsight(train, env, memory, algo.TEAM):
+            yield ("replay", "hindsight"), f"{sentence}, or this to null"
     if memory and train.replay.n_step > train.replay.capacity:
         holds = f"a memory of {train.replay.capacity} transitions (train.replay.capacity) never holds one that long"
         yield ("replay", "n_step"), f"{holds}; lower it, or raise train.replay.capacity; got {train.replay.n_step}"
@@ -192,6 +196,38 @@ def _train_problems(train: TrainConfig, env: EnvConfig | None) -> Iterator[Probl
     elif train.normalise.rewards and not registry.on_policy(algo):
         why = f"{train.algo} learns from a memory, and the scale of its values would move under its targets"
         yield ("normalise", "rewards"), f"{why}: set it to false, or take an on-policy algorithm"
+
+
+def _self_play_problems(train: TrainConfig, env: EnvConfig | None) -> Iterator[Problem]:
+    """What self-play does not go with."""
+    if not train.self_play.every:
+        return
+    if env is not None and env.backend != "sync":
+        sentence = f"env.backend {env.backend} cannot make environments anew: set it to sync, or this to 0"
+        yield ("self_play", "every"), sentence
+    if train.mode == "offline":
+        yield ("self_play", "every"), "members learn from a dataset, not in environments: set it to 0"
+    elif not Params.refused(train.algo) and not _names_choices(algo := registry.get(train.algo)):
+        kind = "trains teams" if algo.TEAM else "has neither logits nor action values"
+        yield ("self_play", "every"), f"{train.algo} {kind}, so its members cannot be opponents: set it to 0"
+
+
+def _names_choices(algo: Any) -> bool:
+    """Whether an algorithm's network gives a logit or a value for each action."""
+    return not algo.TEAM and "discrete" in algo.ACTIONS and (registry.on_policy(algo) or algo.values is not None)
+
+
+def _no_hindsight(train: TrainConfig, env: EnvConfig | None, memory: bool, team: bool) -> Iterator[str]:
+    """Say why transitions cannot be stored again with other goals, and what to set."""
+    if team or not memory:
+        why = "is for teams" if team else "fills no memory from its own steps"
+        yield f"{train.algo} with train.mode {train.mode} {why}: set train.algo to an off-policy one of single agents"
+    if train.replay.n_step > 1:
+        yield f"the rewards of {train.replay.n_step} steps at once are not relabelled: set train.replay.n_step to 1"
+    if train.replay.evaluation:
+        yield "evaluation episodes are not relabelled: set train.replay.evaluation to false"
+    if env is not None and env.backend != "sync":
+        yield f"env.backend {env.backend} has no environments with goals: set it to sync"
 
 
 def _algo_problems(name: str, config: Any) -> Iterator[Problem]:

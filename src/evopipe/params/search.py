@@ -120,6 +120,11 @@ class SearchConfig(Schema):
                 ("fitness",),
                 "train.curriculum changes what members train in, generation by generation: set it to evaluation",
             )
+        if self.fitness == "training" and getattr(getattr(train, "self_play", None), "every", None):
+            yield (
+                ("fitness",),
+                "train.self_play changes whom members train against, generation by generation: set it to evaluation",
+            )
         if self.strategy == _ELSEWHERE:
             return
         if (own := getattr(searchers.get(self.strategy), "problems", None)) is not None:

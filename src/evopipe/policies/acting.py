@@ -15,18 +15,19 @@ import numpy.typing as npt
 import torch
 
 from evopipe.algos import Algorithm, Answers, on_policy
-from evopipe.core.arch import Arch
+from evopipe.core import numpy_policy
 from evopipe.core.cohort import Cohort, Pace, dissolve, form
 from evopipe.core.member import Member, names_of, tensor_kinds
-from evopipe.core.normalise import SHOWN, Normaliser
+from evopipe.core.normalise import SHOWN
 from evopipe.core.structure import Widths, acting_networks
+from evopipe.envs import mixed
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.envs.team import TeamEnv
 from evopipe.errors import UsageError
 from evopipe.ops.policy import best_legal
 from evopipe.ops.value import pick
-from evopipe.policies import numpy_policy
 from evopipe.rng import Purpose, Stream
+from evopipe.run.frozen import arrays_of
 from evopipe.storage.tensors import dump_arrays
 
 PROGRAM = "policy.pt2"
@@ -95,7 +96,8 @@ class Policy:
         Returns:
             Discrete actions are int64 `[]`, or `[B]` for a batch. Multi-discrete and multi-binary actions are int64
             `[*shape]` or `[B, *shape]`, with the shape of the action space. Continuous actions have that shape too;
-            they are float32, within the environment's bounds. The result is NumPy or torch, as `obs` is. For one NumPy
+            they are float32, within the environment's bounds. Mixed actions are a dict or tuple of such arrays, as the
+            action space is one. The result is NumPy or torch, as `obs` is. For one NumPy
             observation it is a NumPy scalar or array, ready for `env.step`.
 
         Raises:
@@ -136,8 +138,15 @@ class Policy:
             actions = self._algo.greedy(self._cfg, state, batch, legal)
         else:
             actions = self._algo.act(self._cfg, state, batch, legal, torch.tensor([epsilon]), draw)
-        own = torch.from_numpy(self.action_space.own(actions[0].numpy()))
-        return self._like(obs, single, own), self._like(obs, False, memory[0])
+        return self._own(obs, single, actions[0].numpy()), self._like(obs, False, memory[0])
+
+    def _own(self, obs: Any, single: bool, actions: npt.NDArray[Any]) -> Any:
+        """Return actions as the environment takes them, NumPy or torch, as `obs` is."""
+        space = self.action_space
+        if space.parts:
+            arrays = mixed.own(space.parts, actions)
+            return mixed.nested(space.parts, [self._like(obs, single, torch.from_numpy(x)) for x in arrays])
+        return self._like(obs, single, torch.from_numpy(space.own(actions)))
 
     def __repr__(self) -> str:
         env, space = self.about.get("env"), self.action_space
@@ -193,7 +202,7 @@ class Policy:
         Raises:
             UsageError: the policy is deterministic or its actions are continuous, or an argument does not fit.
         """
-        found = self._answer("probabilities", None if self.action_space.continuous else self._answers.chances)
+        found = self._answer("probabilities", self._answers.chances if self._listed else None)
         batch, single, legal, before = self._situation(obs, mask, memory)
         return self._like(obs, single, found(self._cfg, self._cohort.state, batch, legal, before).probabilities()[0])
 
@@ -212,6 +221,11 @@ class Policy:
         taken = self._taken(action, batch.shape[1])
         chances = found(self._cfg, self._cohort.state, batch, legal, before)
         return self._like(obs, single, chances.log_prob(taken)[0])
+
+    @property
+    def _listed(self) -> bool:
+        """Whether all actions can be listed, or all values of each choice."""
+        return not self.action_space.numbers and not self.action_space.parts
 
     @property
     def _answers(self) -> Answers:
@@ -235,7 +249,7 @@ class Policy:
     def _answer(self, name: str, found: Callable[..., Any] | None) -> Callable[..., Any]:
         """Return how a question is answered; UsageError where it is not."""
         if found is None:
-            has, continuous = self._answers, self.action_space.continuous
+            has, continuous = self._answers, not self._listed
             able = {
                 "value(obs)": has.value,
                 "q_values(obs, action)" if continuous else "q_values(obs)": has.q_values,
@@ -266,7 +280,10 @@ class Policy:
 
     def _taken(self, action: Any, batch: int) -> torch.Tensor:
         """Return the environment's own actions, one or a batch, in the algorithm's terms, see `Batch.action`."""
-        space, own = self.action_space, _tensor(action, "action")
+        space = self.action_space
+        if space.parts:
+            return torch.from_numpy(mixed.encoded(space.parts, action, batch))[None]
+        own = _tensor(action, "action")
         if tuple(own.shape) not in (space.shape, (batch, *space.shape)):
             one, many = list(space.shape), [batch, *space.shape]
             raise UsageError(f"action has shape {tuple(own.shape)}; expected {one} or {many}")
@@ -328,7 +345,8 @@ class Policy:
         """Return the greedy policy as a `torch.nn.Module`: obs `[B, O]` → (actions `[B]`, action values `[B, A]`).
 
         If the algorithm has no action values, the module returns actions alone. Continuous, multi-discrete and
-        multi-binary actions are `[B, *shape]`. A recurrent policy's module maps (obs `[B, O]`, memory `[B, M]`) to
+        multi-binary actions are `[B, *shape]`; mixed ones are `[B, D + C]` float32: D choices, then C numbers, each in
+        the order of the space's parts. A recurrent policy's module maps (obs `[B, O]`, memory `[B, M]`) to
         (actions, new memory); memory, the recurrent state, is zeros at first.
         """
         return _Greedy(self._algo, self._cfg, self._cohort, self.action_space)
@@ -376,38 +394,13 @@ class Policy:
                 return
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the greedy policy as arrays by name, in the form that `policies.numpy_policy` reads.
+        """Return the greedy policy as arrays by name, in the form that `core.numpy_policy` reads.
 
         Raises:
             ValueError: the policy is of a kind that NumPy policies do not support; the message says why.
         """
-        arch, space, acting = self.arch, self.action_space, acting_networks(self._algo.POLICY, self.widths)
-        if not isinstance(arch, Arch) or arch.kind != "mlp" or arch.stem.convs:
-            raise ValueError("its network is more than a plain perceptron")
-        outputs = self.widths[acting[-1]].outputs
-        if outputs != self.actions and not (space.continuous and outputs == 2 * self.actions):
-            raise ValueError("its network gives other numbers than one for each action")
         (member,) = dissolve([self._cohort])
-        tensors: dict[str, torch.Tensor] = {}
-        for name in acting:
-            tensors |= arch.named(self.widths[name], member.tensors[name])
-        for part in ("output.weight", "output.bias"):  # behind the means may be standard deviations
-            tensors[part] = tensors[part][..., : self.actions]
-        normaliser = Normaliser.stack([member.tensors], torch.device("cpu"))
-        if normaliser is not None and normaliser.observations is not None and normaliser.columns is not None:
-            seen = normaliser.observations
-            tensors |= {"mean": seen.mean[0].float(), "scale": seen.scale()[0]}
-            tensors |= {"clip": normaliser.clip[0], "columns": normaliser.columns}
-        arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
-        if space.bounds is not None:
-            arrays["low"], arrays["high"] = space.bounds
-            arrays["squash"] = getattr(self._cfg, "squash", True)
-        else:
-            arrays |= {"choices": space.choices, "starts": space.starts}
-        arrays |= {"kind": space.kind, "shape": np.array(space.shape, np.int64), "observations": self.observations}
-        arrays["layers"] = [name for name in arch.layers if f"{name}.weight" in tensors]
-        arrays |= {"activation": arch.activation, "values": self._algo.values is not None}
-        made = {name: np.asarray(value) for name, value in arrays.items()}
+        made = arrays_of(self._algo, self._cfg, member, self.widths, self.action_space)
         rows = np.random.default_rng(0).normal(size=(64, self.observations)).astype(np.float32)
         other = numpy_policy.Policy(io.BytesIO(dump_arrays(made))).act(rows)
         if np.isclose(self.on_rows().act(rows), other, rtol=1e-3, atol=1e-3).mean() < 0.9:  # two may be worth the same
@@ -465,10 +458,13 @@ def hold_bounds(module: torch.nn.Module, space: ActionSpace) -> None:
 
     The constants are the bounds of continuous actions, or the first values of multi-discrete choices.
     """
-    if space.bounds is not None:
-        for name, bound in zip(("low", "high"), space.bounds, strict=True):
+    bounds = mixed.bounds(space.parts) if space.parts else space.bounds
+    if bounds is not None:
+        for name, bound in zip(("low", "high"), bounds, strict=True):
             module.register_buffer(name, torch.as_tensor(bound, dtype=torch.float32))
-    elif space.kind != "discrete":
+    if space.parts:
+        module.register_buffer("starts", torch.tensor(space.starts, dtype=torch.float32))
+    elif bounds is None and space.kind != "discrete":
         module.register_buffer("starts", torch.tensor(space.starts))
 
 
@@ -485,6 +481,11 @@ def own_actions(module: Any, space: ActionSpace, actions: torch.Tensor) -> torch
     """
     if space.kind == "discrete":
         return actions + space.start
+    if space.parts:  # one row: the choices, then the numbers
+        count = len(space.choices)
+        stretched = module.low + (actions[:, count:] + 1.0) / 2.0 * (module.high - module.low)
+        numbers = torch.minimum(torch.maximum(stretched, module.low), module.high)
+        return torch.cat((actions[:, :count] + module.starts, numbers), dim=-1)
     if not space.continuous:
         own: torch.Tensor = (actions + module.starts).view(-1, *space.shape)
         return own

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from evopipe.algos import Algorithm, get
+from evopipe.core import numpy_policy
 from evopipe.core.fit import forms_of_networks, forms_of_rows, misfit
 from evopipe.core.member import Member, read_architecture
 from evopipe.core.module import Module
@@ -20,8 +21,8 @@ from evopipe.core.structure import Architecture, Widths, acting_networks
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.envs.team import TeamSpace
 from evopipe.errors import DataError, ParamsError, UsageError
+from evopipe.imports import uncollected
 from evopipe.own import import_name
-from evopipe.policies import numpy_policy
 from evopipe.policies.acting import PROGRAM, Policy, online_networks, other_networks, rows_for_acting
 from evopipe.policies.team import TeamPolicy
 from evopipe.schema.stored import StoredPolicy, StoredSpaces, StoredTeam, in_a_sentence
@@ -103,7 +104,8 @@ def _spaces(about: Mapping[str, Any]) -> Spaces:
 
 def _programs(policy: Policy | TeamPolicy) -> dict[str, bytes]:
     """Return the bytes of `torch.export` programs by file name."""
-    return {file: _export(module, inputs, policy.memory) for file, (module, inputs) in policy.modules().items()}
+    with uncollected():  # torch.export imports a thousand modules
+        return {file: _export(module, inputs, policy.memory) for file, (module, inputs) in policy.modules().items()}
 
 
 def _export(module: torch.nn.Module, observations: int, memory: int) -> bytes:
@@ -121,7 +123,7 @@ def _export(module: torch.nn.Module, observations: int, memory: int) -> bytes:
 def numpy_files(policy: Policy | TeamPolicy) -> tuple[dict[str, bytes], str]:
     """Return the files by which a policy acts without torch and evopipe, as a pair: a dict name → bytes, and a reason.
 
-    The files are `policy.npz` and the module `policies.numpy_policy`; the reason is then empty. If the policy is not a
+    The files are `policy.npz` and the module `core.numpy_policy`; the reason is then empty. If the policy is not a
     plain perceptron with one output for each action, the dict is empty, and the reason says why.
     """
     try:

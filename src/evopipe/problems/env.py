@@ -104,6 +104,8 @@ def _undivided(shards: ShardsConfig, train: TrainConfig, neighbours: int) -> str
         return (
             "train.curriculum: shards do not make environments anew; set it to null, or runtime.shards.engine to none"
         )
+    if train.self_play.every:
+        return "train.self_play: shards do not make environments anew; set runtime.shards.engine to none"
     if neighbours > 1 and train.replay.sharing == "shared":
         return (
             "runtime.shards: members that share a memory cannot live apart; set train.replay.sharing: own, or to how "
@@ -125,6 +127,7 @@ def begin(
     workers: Workers | None = None,
     learners: int = 1,
     collect_rollouts: CollectRollouts | None = None,
+    league: Path | None = None,
 ) -> Run[EnvSpec]:
     """Return a new run that has not trained yet, for users who write their own training loop.
 
@@ -140,11 +143,13 @@ def begin(
         learners: the number of processes that may compute updates, including this one.
         collect_rollouts: a function (regime, ticks) that collects each rollout; `regime` is the training loop, see
             `OnPolicy`. None if the training loop collects rollouts itself.
+        league: the folder for the opponents of self-play, which a run needs that goes on from a saved state; None makes
+            a temporary one, which is removed when the run is closed.
 
     Raises:
         UsageError: `collect_rollouts` is given, but the algorithm is not on-policy.
     """
-    return session.begin(problem_with(spec, warm, workers, learners, collect_rollouts), members, births)
+    return session.begin(problem_with(spec, warm, workers, learners, collect_rollouts), members, births, league)
 
 
 def problem_with(

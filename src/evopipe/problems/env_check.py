@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from evopipe import algos
-from evopipe.errors import ParamsError
+from evopipe.errors import EvopipeError, ParamsError
 from evopipe.own import foreign, import_name
 from evopipe.params.load import Params
 from evopipe.schema.env import EnvConfig
@@ -30,10 +30,16 @@ def check(params: Params) -> None:
     name, cfg = params.train.algo, params.env
     if params.train.curriculum is not None:
         import_name(params.train.curriculum, "train.curriculum")
+    if params.train.self_play.every:
+        _refuse_no_game(cfg)
     if params.network is not None:  # the user's own: what it is made of is seen where it is made
         from evopipe.problems.specs import make_spec
 
         make_spec(params)
+    if params.train.replay.hindsight is not None:
+        from evopipe.envs.goals import check as check_goals
+
+        check_goals(cfg)
     plain = not any(cfg.model_dump(exclude={"id", *_NO_SPACES}).values())
     if plain and not algos.get(name).TEAM and KNOWN.get(cfg.id) in algos.get(name).ACTIONS:
         return
@@ -50,6 +56,24 @@ def check(params: Params) -> None:
         if (spaces.continuous or params.needs_dataset) and _masks(_reset(env, cfg), spaces.team is not None):
             reason = f"env.id: {cfg.id} gives an action_mask {NO_MASK}" if spaces.continuous else None
             raise ParamsError(reason or algos.MASKED[params.train.mode])
+
+
+def _refuse_no_game(cfg: EnvConfig) -> None:
+    """Raise ParamsError if an environment takes no opponents."""
+    from evopipe.envs.make import opened
+
+    if "opponents" in cfg.kwargs:
+        raise ParamsError("env.kwargs: 'opponents' is set by train.self_play and cannot be given; remove it")
+    with opened(cfg):
+        pass  # that it can be made without them is another matter
+    try:
+        with opened(cfg.model_copy(update={"kwargs": {**cfg.kwargs, "opponents": []}})):
+            pass
+    except EvopipeError as error:
+        raise ParamsError(
+            f"train.self_play: {cfg.id!r} takes no argument `opponents`, which an environment of one seat of a game "
+            "has, such as those of evopipe.envs.from_openspiel; set train.self_play.every to 0, or choose a game"
+        ) from error
 
 
 def _reset(env: Any, cfg: EnvConfig) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from evopipe.ops import language as ops
 from evopipe.regimes.measures import Measures
 from evopipe.regimes.order import held_out, rows_at
 from evopipe.regimes.probe import Probe, gradients
+from evopipe.regimes.samples import EACH, Samples, episodes_of, scored_anew
 from evopipe.rng import Purpose, Stream
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes, Stopped
@@ -200,6 +201,7 @@ class Dialogue:
         self.redraws = redraws_of(spec)
         names = (*MEASURED, *(["redrawn"] if self.redraws else []), *([] if most is None else ["accuracy"]))
         self.measures = Measures(clock.members, names)
+        self.samples = Samples()
 
     def first(self, member: Member) -> Member:
         return member
@@ -261,7 +263,21 @@ class Dialogue:
             text, drift = corrected(spec, cohort, text, drawn, self._probe)
             learn(spec, self.clock, cohort, text, self._probe)
         self._measure(cohort, text, played, drift, redrawn, group)
+        if self.clock.here + 1 >= self.clock.generation_ticks:
+            self._sample(cohort, text, played, drawn, group)
         return bool((reward != 0).any())
+
+    def _sample(self, cohort: Cohort, text: Text, played: _Played, drawn: Tensor | None, group: int) -> None:
+        """Keep some completions of a round that was learned from, to be read."""
+        n = min(EACH, text.mask.shape[1])
+        rows = torch.arange(n, device=text.ids.device).expand(len(cohort.slots), n)
+        some = take(replace(text, log_prob=drawn), rows)
+        tasks = [[self.completer.corpus.rows[row] for row in own] for own in played.row[:, :n].tolist()]
+        names = [f"{r // group}:{r % group}" for r in range(n)]
+        most = 1.0 if self.most is None and self.completer.truth is None else self.most
+        now, ended = scored_anew(self.spec, cohort, some), played.written.ended[:, :n]
+        told = episodes_of(self.spec.base, cohort.slots, some, now, tasks, names, ended, most)
+        self.samples.note(self.clock.generation, told)
 
     def _written(self, cohort: Cohort, group: int, wave: int) -> _Played:
         """Let members write completions of a round's prompts; those of a wave above 0 can replace others."""
@@ -277,7 +293,8 @@ class Dialogue:
         told = torch.full_like(reward, torch.nan)
         if completer.truth is not None:
             told, _ = completer.reward(written, index, group, completer.truth)
-        return _Played(text, written, reward, told, failed)
+        row = torch.as_tensor(index, device=reward.device).repeat_interleave(group).expand(reward.shape)
+        return _Played(text, written, reward, told, row, failed)
 
     def _measure(self, cohort: Cohort, text: Text, played: _Played, drift: Tensor, redrawn: Tensor, group: int) -> None:
         """Take note of a round, of each member."""
@@ -315,11 +332,12 @@ class Dialogue:
         return self.completer.evaluate(cohorts, rows[held_out(seeds, len(rows))], stopped)
 
     def state(self) -> dict[str, Tensor]:
-        return self.measures.state() | self._probe.diagnostics.state()
+        return self.measures.state() | self._probe.diagnostics.state() | self.samples.state()
 
     def restore(self, tensors: Mapping[str, Tensor]) -> int:
         self.measures.restore(tensors)
         self._probe.diagnostics.restore(tensors)
+        self.samples.restore(tensors)
         return 0
 
     def close(self) -> None:
@@ -334,6 +352,7 @@ class _Played:
     written: Written
     reward: Tensor
     told: Tensor  # the task's own scores; NaN if nobody asks for them
+    row: Tensor  # the dataset's rows that they answer
     failed: int
 
 
@@ -358,7 +377,9 @@ def _refilled(played: _Played, more: _Played, group: int, pad: int) -> tuple[_Pl
         found[name] = type(one)(**{  # fields of a Text that nobody has filled yet are None
             key: None if x is None else hooks.take(torch.cat((x, y), dim=1), rows) for key, x, y in both
         })  # fmt: skip
-    values = {name: torch.cat((getattr(played, name), getattr(more, name)), dim=1) for name in ("reward", "told")}
+    values = {
+        name: torch.cat((getattr(played, name), getattr(more, name)), dim=1) for name in ("reward", "told", "row")
+    }
     found |= {name: hooks.take(x, rows) for name, x in values.items()}
     return _Played(**found, failed=played.failed + more.failed), (source >= source.shape[1]).sum(dim=1)
 
@@ -399,17 +420,6 @@ def of_round(reward: Tensor, group: int, every: Mapping[str, Tensor]) -> dict[st
         "completions/cut": every["cut"] if "cut" in every else 1.0 - every["ended"],
     }
     return found if every["kl"].isnan().all() else found | {"losses/kl": every["kl"]}
-
-
-def scored_anew(spec: TextSpec, cohort: Cohort, text: Text) -> Text:
-    """Return a text with the log-probabilities of its tokens under the present weights of the members in `cohort`.
-    `spec` is the run's configuration.
-
-    The text's own log-probabilities differ from these if older weights or another program generated it.
-    """
-    with torch.no_grad():
-        now = score(getattr(cohort.state, spec.algo.POLICY).frozen, text)
-    return replace(text, log_prob=now.log_prob.masked_fill(~text.mask, 0.0))
 
 
 def corrected(spec: TextSpec, cohort: Cohort, text: Text, drawn: Tensor | None, probe: Probe) -> tuple[Text, Tensor]:

@@ -88,6 +88,10 @@ class GameSource:
         parts = (torch.from_numpy(x) for x in (told.ids, told.real, told.acts, told.reward, told.done))
         self.spec, self.task, self.splits, self.games = spec, task, corpus.splits, ops.games(*parts)
 
+    @property
+    def texts(self) -> None:
+        return None
+
     def batch(self, index: np.ndarray, members: int) -> Games:
         def of(x: Tensor) -> Tensor:
             return x[torch.from_numpy(index)].to(self.spec.device).expand(members, -1, -1)

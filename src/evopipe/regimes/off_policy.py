@@ -13,9 +13,11 @@ from evopipe.algos import MASKED, ONE_AGENT
 from evopipe.core import pixels
 from evopipe.core.cohort import Cohort
 from evopipe.envs import backends
+from evopipe.envs.goals import Goals
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.rows import RowStep
 from evopipe.errors import ParamsError
+from evopipe.memory.hindsight import Hindsight
 from evopipe.memory.nstep import NStep
 from evopipe.memory.replay import Incoming, RowLayout
 from evopipe.native import build
@@ -74,6 +76,11 @@ class OffPolicy:
         self._probe = Probe(spec, self.clock, sparse=isinstance(self.world, TensorWorld))
         self.first, self.inherit = self.learning.first, self.learning.inherit
         self.nstep = NStep(layout, pool.rows) if cfg.n_step > 1 else None
+        self._goals = None if cfg.hindsight is None else Goals(spec.env)
+        self._hindsight: Hindsight | None = None
+        if cfg.hindsight is not None and self._goals is not None:
+            asked = cfg.hindsight.goals, cfg.hindsight.strategy
+            self._hindsight = Hindsight(layout, self._goals, self.keys, self.clock.envs, *asked)
         self._incoming: Incoming | None = None
         self._whole_ticks: WholeTicks | None = None
         if isinstance(self.world, TensorWorld):
@@ -116,7 +123,7 @@ class OffPolicy:
         self._probe.adopt(cohorts)
         if self.nstep is not None:
             self._windows = self.nstep if self.world.rows is None else self.nstep.part(self.world.rows)
-        if isinstance(self.world, World):
+        if isinstance(self.world, World) and self._hindsight is None:
             self._incoming = self.replay.incoming(self.world.pool.rows, self.world.rows)
         if self._whole_ticks is not None:
             self._whole_ticks.adopt(cohorts)
@@ -140,6 +147,8 @@ class OffPolicy:
             self._gather_windows()
             self._windows = self.nstep
             self.nstep.forget(rows)
+        if self._hindsight is not None:
+            self._hindsight.forget(rows)
         if self.spec.train.replay.sharing == "own":
             if self._watched is not None:  # what those did who were there before
                 self._watched.into(self.replay)
@@ -156,6 +165,10 @@ class OffPolicy:
             self._gather_windows()
             self._windows = self.nstep
             self.nstep.forget(np.arange(self.world.pool.rows))
+        if self._hindsight is not None:
+            self._hindsight.forget(np.arange(self.world.pool.rows))
+        if self._goals is not None:
+            self._goals.reopen(kwargs)
         self.whole = True
 
     def ended(self) -> np.ndarray:
@@ -267,6 +280,16 @@ class OffPolicy:
             of_team = (alive, step.over, step.next_alive) if layout.agents else ()
             rows, keep = self._windows.add(*taken, step.truncated, step.obs, step.mask, step.broken, legal, *of_team)
         self._remember(rows, keep)
+        if self._hindsight is not None:
+            self._look_back(self._hindsight, rows[:, 0], keep[:, 0], step.over)
+
+    def _look_back(self, hindsight: Hindsight, rows: np.ndarray, keep: np.ndarray, over: np.ndarray) -> None:
+        """Record the step of those who live, and store the episodes that it ended again, with other goals."""
+        assert isinstance(self.world, World)
+        at = np.arange(self.world.pool.rows) if self.world.rows is None else self.world.rows
+        found, envs = hindsight.add(at, rows, keep, over, self.world.begun[at])
+        if len(found):
+            self.replay.add_of(self.replay.memory_of(envs // self.clock.envs), found)
 
     def _remember(self, rows: np.ndarray, keep: np.ndarray) -> None:
         """Put rows `[R, n, size]` of those who live into their memories, but those that `keep` `[R, n]` leaves out."""
@@ -284,6 +307,8 @@ class OffPolicy:
         self._gather_windows()
         if self.nstep is not None:
             tensors |= {f"nstep.{k}": torch.from_numpy(v) for k, v in self.nstep.state().items()}
+        if self._hindsight is not None:
+            tensors |= {f"hindsight.{k}": torch.from_numpy(v) for k, v in self._hindsight.state().items()}
         return tensors
 
     def restore(self, tensors: Mapping[str, Tensor]) -> int:
@@ -291,7 +316,11 @@ class OffPolicy:
         self.replay.restore({k.removeprefix("replay."): v for k, v in tensors.items() if k.startswith("replay.")})
         if self.nstep is not None:
             self.nstep.restore({k: tensors[f"nstep.{k}"].numpy() for k in self.nstep.state()})
+        if self._hindsight is not None:
+            self._hindsight.restore({k: tensors[f"hindsight.{k}"].numpy() for k in self._hindsight.state()})
         lost = self.world.restore(tensors)
+        if self._hindsight is not None:
+            self._hindsight.forget(lost)
         if self._whole_ticks is not None:
             self._whole_ticks.adopt(self.cohorts)
         if self.nstep is not None:
@@ -302,6 +331,8 @@ class OffPolicy:
     def close(self) -> None:
         self.learners.close()
         self.world.pool.close()
+        if self._goals is not None:
+            self._goals.close()
         self.evaluate.pool.close()
 
 

@@ -21,6 +21,7 @@ from evopipe.regimes.learners import LearnerPool, Share
 from evopipe.regimes.measures import Measures
 from evopipe.regimes.order import held_out, rows_at
 from evopipe.regimes.probe import Probe
+from evopipe.regimes.samples import EACH, Samples, episodes_of, scored_anew
 from evopipe.rng import Purpose, Stream
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes, Stopped
@@ -74,6 +75,10 @@ class DataSource(Protocol):
         """The row numbers of each split by name: `train` for training, `validation` for scores during training, and
         `test` for the final evaluation."""
 
+    @property
+    def texts(self) -> Corpus | None:
+        """The dataset, if it is of texts; None for games."""
+
     def batch(self, index: np.ndarray, members: int) -> Any:
         """Return a minibatch in the form that the algorithm's `update` reads.
 
@@ -108,6 +113,10 @@ class TextSource:
         asks = "reference" in spec.algo.asks(spec.algo_config)
         self.references = References(spec, corpus, kept) if asks else None
 
+    @property
+    def texts(self) -> Corpus | None:
+        return self.corpus
+
     def batch(self, index: np.ndarray, members: int) -> Text:
         return rows_for(self.spec, self.corpus, index, members, self.references)
 
@@ -139,11 +148,12 @@ class TextRows:
 
     def __init__(self, spec: TextSpec, clock: Clock, source: DataSource, processes: int = 1) -> None:
         self.spec, self.clock, self.whole = spec, clock, True
+        self.texts = source.texts
         self.train, self.batch, self.evaluate = source.splits["train"], source.batch, source.evaluate
         self.warm = len(self.train)
         self.clock.rewarded = True  # it learns from no reward
         self.cohorts: Sequence[Cohort] = []
-        self.measures = Measures(clock.members, ("loss",))
+        self.measures, self.samples = Measures(clock.members, ("loss",)), Samples()
         self._probe = Probe(spec, clock)
         self.learners = LearnerPool(spec, processes, self._ready)
 
@@ -171,6 +181,8 @@ class TextRows:
     def advance(self, most: int = 1) -> None:
         """Take one tick: every member makes an update on one minibatch. `most` has no effect."""
         self.whole = False
+        ends = self.clock.here + 1 >= self.clock.generation_ticks
+        before = [self._sampled(cohort) for cohort in self.cohorts] if ends else []
         for learn in self.learners.share_of(self.clock.tick, [[1]] * len(self.cohorts)):
             learn()
         for cohort in self.cohorts:
@@ -179,19 +191,50 @@ class TextRows:
             if self._probe.due(ticks, self.clock.here, ticks):
                 batch, when = self._rows(cohort, self.clock.tick)
                 self._probe.take(cohort, batch, Stream(cohort.keys, Purpose.PROBE, when), {})
+        for cohort, some in zip(self.cohorts, before, strict=False):
+            self._sample(cohort, some)
         self.clock.count()
         if self.clock.generation_over:
             self._probe.end(self.cohorts)
         self.whole = True
+
+    def _sampled(self, cohort: Cohort) -> Text | None:
+        """Return some rows of a tick's minibatch, with the present log-probabilities of their tokens; None for
+        games."""
+        if self.texts is None:
+            return None
+        index = self._index(cohort, self.clock.tick)
+        some = on_device(self.texts.batch(index[:EACH], self.spec.base.pad), self.spec.device)
+        some = _mapped(some, lambda x: x.expand(len(cohort.slots), *x.shape[1:]))
+        return scored_anew(self.spec, cohort, some)
+
+    def _sample(self, cohort: Cohort, some: Text | None) -> None:
+        """Keep rows that a tick learned from, to be read; `some` has their log-probabilities of before."""
+        if some is None or self.texts is None:
+            return
+        index, answers = self._index(cohort, self.clock.tick)[:EACH], len(self.texts.answers)
+        if some.reward is None:  # of a pair the first is better; and what else is shown is to be written
+            better = torch.arange(some.mask.shape[1], device=some.mask.device) < len(index)
+            some = replace(some, reward=better.to(torch.float32).expand(some.mask.shape[:2]))
+        rows = [int(row) for row in index]
+        names = [f"{row}:{answer}" for answer in range(answers) for row in rows]
+        tasks = [[self.texts.rows[row] for _ in range(answers) for row in rows]] * len(cohort.slots)
+        now, ended = scored_anew(self.spec, cohort, some), some.mask.any(dim=-1)
+        told = episodes_of(self.spec.base, cohort.slots, some, now, tasks, names, ended, 1.0)
+        self.samples.note(self.clock.generation, told)
 
     def _ready(self, share: Share, cohort: Cohort, tick: int, due: Sequence[int]) -> Callable[[], None]:
         return partial(self._learn, cohort, tick)
 
     def _rows(self, cohort: Cohort, tick: int) -> tuple[Any, Tensor]:
         """Return the minibatch of a tick, and the tick, `[1]`."""
+        return self.batch(self._index(cohort, tick), len(cohort.members)), torch.tensor([tick], device=self.spec.device)
+
+    def _index(self, cohort: Cohort, tick: int) -> np.ndarray:
+        """Return which rows of the dataset a tick's minibatch has."""
         size = self.spec.integer(cohort.members[0], "batch_size")
-        index = self.train[rows_at(self.spec.seed, len(self.train), tick * size, size)]
-        return self.batch(index, len(cohort.members)), torch.tensor([tick], device=self.spec.device)
+        found: np.ndarray = self.train[rows_at(self.spec.seed, len(self.train), tick * size, size)]
+        return found
 
     def _learn(self, cohort: Cohort, tick: int) -> None:
         spec = self.spec
@@ -202,11 +245,12 @@ class TextRows:
         cohort.losses.copy_(found.losses)
 
     def state(self) -> dict[str, Tensor]:
-        return self.measures.state() | self._probe.diagnostics.state()
+        return self.measures.state() | self._probe.diagnostics.state() | self.samples.state()
 
     def restore(self, tensors: Mapping[str, Tensor]) -> int:
         self.measures.restore(tensors)
         self._probe.diagnostics.restore(tensors)
+        self.samples.restore(tensors)
         return 0
 
     def close(self) -> None:

@@ -106,7 +106,7 @@ def _of_sequences(spec: Any, state: Any, hyper: Hyper, batch: Sequences) -> dict
         by_agent = (x.unflatten(1, (-1, len(team.agents))).transpose(1, 2) for x in (weight, entropy))  # [P, K, B]
         share, own = by_agent
         found |= ops.of_agents(team.agents, share, {"entropy": own})
-    if cfg.spaces.continuous:
+    if cfg.spaces.numbers:
         found["losses/log_std"] = state.log_std.double().mean(dim=1)
     return found
 

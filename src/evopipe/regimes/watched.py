@@ -91,8 +91,5 @@ class Watched:
         slots, episodes, found = (np.concatenate(x) for x in (self._slots, self._episodes, self._found))
         self.forget()
         memory = replay.memory_of(slots)
-        count = np.bincount(memory, minlength=replay.memories)
-        rows = np.zeros((replay.memories, int(count.max()), found.shape[1]), np.float32)
-        keep = np.arange(rows.shape[1]) < count[:, None]
-        rows[keep] = found[np.lexsort((episodes, slots, memory))]
-        replay.add(rows, keep, each=1)
+        order = np.lexsort((episodes, slots, memory))
+        replay.add_of(memory[order], found[order])

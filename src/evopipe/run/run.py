@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, Generic, cast
 
@@ -23,12 +23,13 @@ from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
 from evopipe.run.curriculum import Taught
 from evopipe.run.evaluate import Episodes
+from evopipe.run.league import League
 from evopipe.run.race import batches, hopeless, looks, race, reached
 from evopipe.run.regime import Regime
 from evopipe.run.spec import JobT, fresh
 from evopipe.searchers.apply import NOBODY, carry_out
 from evopipe.searchers.contract import Child, Draw, Fate, History, Keep, Living, Plan, Trial
-from evopipe.searchers.history import Best, Born, Record, Scored, in_lockstep
+from evopipe.searchers.history import Best, Born, Opponent, Record, Scored, in_lockstep
 from evopipe.storage import members as stored
 
 _DIVERGED_IN_A_ROW = 3
@@ -61,8 +62,8 @@ class Run(Generic[JobT]):
     lineage.
 
     In a generation, members that have trained equally long form a group, and the groups train one after another.
-    `waiting` holds the groups that have not trained yet, and `turn` switches to the next of them. The methods `advance`
-    and `close` are those of `regime`. `state()` returns the state between two steps. After `restore()` with this state,
+    `waiting` holds the groups that have not trained yet, and `turn` switches to the next of them. The method `advance`
+    is that of `regime`. `state()` returns the state between two steps. After `restore()` with this state,
     the run continues bit for bit.
 
     Args:
@@ -71,6 +72,7 @@ class Run(Generic[JobT]):
         clock: the counters, which the regime shares.
         members: the initial members.
         births: for each of these members the mutation that made it; None if none of them was mutated.
+        league: the opponents' files of self-play; None without self-play. The run closes it.
     """
 
     def __init__(
@@ -80,8 +82,9 @@ class Run(Generic[JobT]):
         clock: Clock,
         members: Sequence[Member],
         births: Sequence[Mutation] | None = None,
+        league: League | None = None,
     ) -> None:
-        self.spec, self.regime, self.clock = spec, regime, clock
+        self.spec, self.regime, self.clock, self.league = spec, regime, clock, league
         self.diverged = 0  # generations in a row of which no member was healthy
         self.next_id = max(member.id for member in members) + 1
         self.trials = len(members)  # trials and children that have a key of their own
@@ -96,11 +99,14 @@ class Run(Generic[JobT]):
         self.told: dict[int, dict[str, tuple[float, float]]] = {}  # of the last generation, by slot
         self.cut = 0  # evaluation episodes that `env.step_limit` cut in the last generation
         self.reason = ""  # why the run is over, empty while it is not
-        self.advance, self.close = regime.advance, regime.close
+        self.advance = regime.advance
         self.searcher = spec.searcher(len(members), self.target)
         self.curriculum = spec.curriculum
         self.lesson = None if self.curriculum is None else self.curriculum.kwargs  # arguments of environments
-        self._teach(self._next_lesson(None))
+        self.opponents: tuple[Opponent, ...] = ()  # whom members meet now, the oldest first
+        if league is not None:
+            league.refuse(members[0])
+        self._teach(self._next_lesson(None), ())
         self.last_good = [regime.first(member) for member in members]  # what to return to if all diverge
         self.last_ages = [0] * len(members)
         self._begin(self.last_good, self.last_ages)
@@ -128,11 +134,19 @@ class Run(Generic[JobT]):
             return None
         return self.curriculum.next(self.share, None if champion is None else champion.score)
 
-    def _teach(self, lesson: dict[str, Any] | None) -> None:
-        """Let members train in environments with these arguments from now on."""
-        if lesson != self.lesson:
-            cast("Taught", self.regime).reopen(lesson or {})
-            self.lesson = lesson
+    def _teach(self, lesson: dict[str, Any] | None, opponents: Sequence[Opponent]) -> None:
+        """Let members train in environments with these arguments, and against these opponents, from now on."""
+        if (lesson, tuple(opponents)) == (self.lesson, self.opponents):
+            return
+        arguments = lesson or {} if self.league is None else self.league.arguments(lesson, opponents)
+        cast("Taught", self.regime).reopen(arguments)
+        self.lesson, self.opponents = lesson, tuple(opponents)
+
+    def close(self) -> None:
+        """Close the regime with its environments, and remove what is temporary."""
+        self.regime.close()
+        if self.league is not None:
+            self.league.close()
 
     def turn(self) -> None:
         """Switch to the next group of members of this generation; the groups train one after another."""
@@ -179,7 +193,9 @@ class Run(Generic[JobT]):
         self._settle()
         played, scored = self._evaluate(stopped)
         champion, confirm_steps = self._crown(played, scored, stopped)
-        lesson = self._next_lesson(champion)
+        lesson, opponents = self._next_lesson(champion), self.opponents
+        if self.league is not None:
+            opponents = self.league.after(self.clock.generation + 1, scored, opponents)
         # From here on nothing can stop half-way: the state changes all at once.
         self.champion = champion
         self._take_signals()
@@ -197,7 +213,7 @@ class Run(Generic[JobT]):
         if self.reason:
             self._form([members[slot] for slot in self.living])
             return
-        self._teach(lesson)
+        self._teach(lesson, opponents)
         decided = self.searcher.step(self._history(), self._draw(self.clock.generation))
         if decided is None:
             self._return_to_last_good()
@@ -475,7 +491,9 @@ class Run(Generic[JobT]):
         apart = len({*self.ages}) > 1  # else all have lived as long as the record says
         each = {slot: age * clock.envs for slot, age in enumerate(self.ages)} if apart else {}
         scored = tuple(Scored.of(member, each.get(member.slot)) for member in members)
-        self.lineage.append(Record(clock.generation, clock.step, scored, best_ever, curriculum=self.lesson))
+        met = None if self.league is None else self.opponents
+        record = Record(clock.generation, clock.step, scored, best_ever, curriculum=self.lesson, opponents=met)
+        self.lineage.append(record)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the complete state of the run, as tensors by name and JSON data, to be stored in a checkpoint."""
@@ -492,7 +510,7 @@ class Run(Generic[JobT]):
         tensors["losses"] = torch.tensor(self.losses)
         tensors["losses_here"] = self._losses_here()
         meta["lineage"] = [record.to_json() for record in self.lineage]
-        meta["lesson"] = self.lesson
+        meta["lesson"], meta["opponents"] = self.lesson, [asdict(each) for each in self.opponents]
         meta["plan"], meta["searcher"] = self.plan.to_json(), self.searcher.state()
         return tensors, meta | {"births": [mutation.to_json() for mutation in self.births]}
 
@@ -504,7 +522,10 @@ class Run(Generic[JobT]):
         """
         for name in _KEPT:
             setattr(self, name, meta[name])
-        self._teach(meta["lesson"])
+        opponents = [Opponent(**each) for each in meta["opponents"]]
+        if self.league is not None:
+            self.league.check(opponents)
+        self._teach(meta["lesson"], opponents)
         self.lineage, self.curve = [Record.from_json(record) for record in meta["lineage"]], list(self.curve)
         self.signals, self.signal_names = list(self.signals), list(self.signal_names)
         vars(self.clock).update(meta["clock"])

@@ -28,26 +28,32 @@ from evopipe.run.spec import JobT
 from evopipe.schema.tracking import TrackingConfig
 from evopipe.signals import StopSignal
 from evopipe.storage.checkpoint import CheckpointStore
-from evopipe.storage.files import write_csv
+from evopipe.storage.files import dump_json, write_bytes, write_csv
+from evopipe.storage.folders import remove_folder
 from evopipe.storage.keys import CODE, content_key, state_folder
 from evopipe.storage.lock import RunLock
 from evopipe.track import tracking
 from evopipe.track.events import End, Message, Start, Tracker
 
+_LEAGUE = "league"  # the folder of opponents, which checkpoints name
 _ENDINGS = {"target": "target reached", "max_steps": "all steps taken"}
 
 
-def begin(problem: Problem[JobT], members: Sequence[Member], births: Sequence[Mutation] | None = None) -> Run[JobT]:
+def begin(
+    problem: Problem[JobT], members: Sequence[Member], births: Sequence[Mutation] | None = None,
+    league: Path | None = None,
+) -> Run[JobT]:  # fmt: skip
     """Return a run on the problem `problem` that has not trained yet, with the given initial members.
 
-    `births` has the mutation that made each member; None if no mutation made them.
+    `births` has the mutation that made each member; None if no mutation made them. `league` is the folder for the
+    opponents of self-play; None makes a temporary one, which is removed when the run is closed.
 
     Raises:
         MissingInputError, DataError: the data to learn from is missing or damaged.
     """
     clock = Clock.of(problem.spec, len(members))
     regime = problem.live(clock, np.array([member.key for member in members]))
-    return Run(problem.spec, regime, clock, members, births)
+    return Run(problem.spec, regime, clock, members, births, problem.spec.league(league))
 
 
 def key_of(problem: Problem[Any], folder: Path) -> str:
@@ -156,7 +162,7 @@ class Session(Generic[JobT]):
                 stack.enter_context(RunLock(lock))
             stack.enter_context(translate_failures(problem.less))
             # Nothing is there to save before the run is: until then a signal simply ends the process.
-            run = begin(problem, members, births)
+            run = begin(problem, members, births, home.state / _LEAGUE)
             stack.callback(run.close)
             watched = tracking.watched(tracked, home.state, home.project or home.folder, quiet, name)
             stop, tracker, outbox = stack.enter_context(watched)
@@ -250,15 +256,22 @@ class Session(Generic[JobT]):
         measures = getattr(self.run.regime, "measures", None)
         if measures is not None:
             write_csv(self.home.folder / layout.MEASURES, ["generation", "slot", *measures.names], measures.rows())
+        samples = getattr(self.run.regime, "samples", None)
+        if samples is not None:
+            lines = (dump_json(each, str(layout.SAMPLES)) for each in samples.rows())
+            write_bytes(self.home.folder / layout.SAMPLES, b"".join(lines))
         about = {**about_spec(self.run.spec), "policy": self.described}
         write_results(self.run, champion, about, self.home.folder)
+        if self.run.league is not None:
+            self.run.league.write(self.run.opponents, self.home.folder / layout.LEAGUE)
         write_timing(self.home.state / tracking.LOG, self.run.curve, self.home.folder)
 
     def end(self) -> None:
-        """Copy the output files into the tracking record, and remove all checkpoints of the run.
+        """Copy the output files into the tracking record, and remove all checkpoints of the run, and its league.
 
         Earlier checkpoints are removed too, even if another number of shards (processes) wrote them.
         """
         tracking.finish(self.trackers, self.home.state, self.home.folder)
         for each in {self.store.folder, *self.home.state.glob("checkpoints*")}:
             CheckpointStore(each).clear()
+        remove_folder(self.home.state / _LEAGUE)

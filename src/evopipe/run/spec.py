@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
@@ -23,19 +24,22 @@ from evopipe.core.graphs import Paths
 from evopipe.core.member import Member, tensor_kinds
 from evopipe.core.module import Module
 from evopipe.core.structure import Architecture, Widths, acting_networks
+from evopipe.envs.spaces import ActionSpace
 from evopipe.errors import DataError, ParamsError
 from evopipe.mutations import NONE, Mutation, Traits, mutate
 from evopipe.native import build
 from evopipe.params.search import SearchConfig
 from evopipe.rng import Purpose
 from evopipe.run.curriculum import Curriculum
+from evopipe.run.frozen import arrays_of
+from evopipe.run.league import League
 from evopipe.schema.declare import evolvable
 from evopipe.schema.env import EnvConfig
 from evopipe.schema.evolution import MutationConfig, TournamentConfig
 from evopipe.schema.stored import in_a_sentence
 from evopipe.searchers import propose
 from evopipe.searchers.contract import About, Bound, Searcher
-from evopipe.searchers.outside import Outside
+from evopipe.searchers.outside import PluginSearch
 from evopipe.types import Spaces
 
 if TYPE_CHECKING:
@@ -159,6 +163,13 @@ class Spec(ABC):
         """
         return None
 
+    def league(self, folder: Path | None) -> League | None:
+        """Return the opponents' files of self-play, as a new object; None without self-play.
+
+        `folder` is the folder of the files; None makes a temporary one.
+        """
+        return None
+
     @property
     def each(self) -> int:
         """The number of steps by which a member advances in one tick of the training loop."""
@@ -216,7 +227,7 @@ class Spec(ABC):
         )  # fmt: skip
         plugin, config = searchers.plugin(self.search.strategy), self.search.config(self.tournament)
         make: Callable[[], Searcher] = partial(self.strategy.Search, config, about)
-        return make() if plugin is None else Outside.of(make, plugin, size)
+        return make() if plugin is None else PluginSearch.of(make, plugin, size)
 
     def form(self, members: Sequence[Member]) -> list[Cohort]:
         """Group members into cohorts, whose networks are computed as one padded batch of tensors; return the
@@ -348,7 +359,13 @@ class EnvSpec(Spec):
         """Whether the native CPU kernels compute all updates."""
         arch = self.architecture()
         dense = isinstance(arch, Arch) and not (arch.residual or arch.stem.convs)
-        return build.chosen() is not None and self.device.type == "cpu" and self.algo.COMPILED and dense
+        return (
+            build.chosen() is not None
+            and self.device.type == "cpu"
+            and self.algo.COMPILED
+            and dense
+            and self.spaces.kind != "mixed"
+        )
 
     @property
     def racing(self) -> bool:
@@ -379,6 +396,16 @@ class EnvSpec(Spec):
     def curriculum(self) -> Curriculum | None:
         name = self.train.curriculum
         return None if name is None else Curriculum(name, self.env.kwargs)
+
+    def league(self, folder: Path | None) -> League | None:
+        if not self.train.self_play.every:
+            return None
+        space = ActionSpace("discrete", (), self.spaces.choices, (0,))
+
+        def arrays(member: Member) -> dict[str, np.ndarray]:
+            return arrays_of(self.algo, self.algo_config, member, self.widths, space)
+
+        return League(self.train.self_play, arrays, self.env.kwargs, folder)
 
     @property
     def unrewarded(self) -> str:

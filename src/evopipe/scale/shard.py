@@ -145,6 +145,7 @@ class Shard:
             "threshold": self.regime.threshold,
             "remarks": list(self.regime.remarks),
             "measured": None if measures is None else list(measures.names),
+            "sampled": hasattr(self.regime, "samples"),
         }, {}
 
     @property

@@ -23,6 +23,7 @@ from evopipe.core.cohort import Cohort, dissolve
 from evopipe.core.member import Member
 from evopipe.errors import ResourceError
 from evopipe.regimes.measures import Measures
+from evopipe.regimes.samples import Samples
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes, Stopped
 from evopipe.run.spec import Spec
@@ -160,7 +161,7 @@ class Shards:
         told = self._ask(dict(enumerate(self._begin)))
         about = told[0][0]
         self.warm, self.threshold, self.remarks = about["warm"], about["threshold"], about["remarks"]
-        self._measured = about["measured"]
+        self._measured, self._sampled = about["measured"], about["sampled"]
 
     @property
     def measures(self) -> Measures | None:
@@ -176,6 +177,18 @@ class Shards:
         rows = max(len(tensor) for tensor in tensors)
         padded = [torch.cat((t, t.new_zeros(rows - len(t), *t.shape[1:]))) for t in tensors]
         found.restore({"measures": torch.cat(padded, dim=1)})
+        return found
+
+    @property
+    def samples(self) -> Samples | None:
+        """The completions that are kept to be read, collected from the shards; None if the shards' regimes keep
+        none."""
+        if not self._sampled:
+            return None
+        found = Samples()
+        self._tell_all()
+        for shard, own in enumerate(self.slots):
+            found.add(state_of(self._restoring(shard)), own.start)
         return found
 
     def first(self, member: Member) -> Member:
@@ -197,7 +210,9 @@ class Shards:
         """
         self._let_begin()
         told = self._ask({shard: pack({"do": "ended"}) for shard in range(len(self.slots))})
-        return np.concatenate([tensors["means"].numpy() for _, (_, tensors) in sorted(told.items())])
+        means = np.concatenate([tensors["means"].numpy() for _, (_, tensors) in sorted(told.items())])
+        means[list(self._silent)] = np.nan  # their shard still has those of a generation before
+        return means
 
     def signals(self, slots: Sequence[int]) -> list[dict[str, tuple[float, float]]]:
         """Return, for each of these slots (places in the population), the training signals of this generation by name,

@@ -140,14 +140,12 @@ class _StoredLeaf(_Stored):
     high: Number
 
 
-class StoredSpaces(_Stored):
-    """The schema of one agent's observation and action spaces in `policy.json`.
+class _StoredActions(_Stored):
+    """The schema of an action space that is no Dict or Tuple.
 
     Attributes:
-        observations: the number of values in an observation.
-        observation: the arrays of a nested observation; null for a plain vector.
         actions: the number of discrete actions; for a Box, the number of values in an action. If an action has several
-            discrete entries, their numbers are added up.
+            entries, their numbers are added up.
         action_start: the smallest action of a Discrete space.
         action_kind: `multidiscrete` or `multibinary` if an action has several discrete entries; null for other spaces.
         action_shape: the shape of the environment's own action.
@@ -156,16 +154,34 @@ class StoredSpaces(_Stored):
         action_low, action_high: the bounds of a Box; null for other spaces.
     """
 
-    observations: _Side
-    observation: Annotated[tuple[_StoredLeaf, ...], Field(min_length=1, max_length=4096, strict=False)] | None = None
     actions: _Side
     action_start: Whole = 0
-    action_kind: Literal["multidiscrete", "multibinary"] | None = None
+    action_kind: Literal["multidiscrete", "multibinary", "mixed"] | None = None
     action_shape: _Shape = ()
     action_choices: _Choices = ()
     action_starts: _Wholes = ()
     action_low: _Numbers | None = None
     action_high: _Numbers | None = None
+
+
+class _StoredPart(_StoredActions):
+    """One part of a mixed action, see `envs.mixed.ActionPart`."""
+
+    path: Annotated[tuple[str | int, ...], Field(max_length=32, strict=False)]
+
+
+class StoredSpaces(_StoredActions):
+    """The schema of one agent's observation and action spaces in `policy.json`.
+
+    Attributes:
+        observations: the number of values in an observation.
+        observation: the arrays of a nested observation; null for a plain vector.
+        action_parts: the parts of a mixed action (`action_kind: mixed`); null for other spaces.
+    """
+
+    observations: _Side
+    observation: Annotated[tuple[_StoredLeaf, ...], Field(min_length=1, max_length=4096, strict=False)] | None = None
+    action_parts: Annotated[tuple[_StoredPart, ...], Field(min_length=1, max_length=4096, strict=False)] | None = None
 
 
 class StoredPolicy(_Stored):

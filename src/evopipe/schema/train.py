@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from evopipe.schema.callbacks import CallbacksConfig, FunctionName
-from evopipe.schema.declare import Schema, left_out
+from evopipe.schema.declare import Schema, left_out, located
 
 
 class NormaliseConfig(Schema):
@@ -27,6 +27,26 @@ class NormaliseConfig(Schema):
     clip: float = Field(
         10.0, gt=0, description="largest absolute value of a normalised number; larger ones are clipped"
     )
+
+
+class HindsightConfig(Schema):
+    """Settings of hindsight experience replay (Andrychowicz et al., 2017): transitions are stored again with goals that
+    their episode has reached, as if these had been the desired ones."""
+
+    goals: int = Field(
+        4, ge=1, le=64, description="how many other goals each transition is stored with, besides its own"
+    )
+    strategy: Literal["future", "episode", "final"] = Field(
+        "future",
+        description="where the other goals come from: `future`, what the transition's episode achieved in this step or "
+        "later; `episode`, what it achieved in any step; `final`, what it achieved last",
+    )
+
+    @model_validator(mode="after")
+    def _one_last(self) -> Self:
+        if self.strategy == "final" and self.goals > 1:
+            raise located([(("goals",), f"an episode has one final state: set it to 1, got {self.goals}")])
+        return self
 
 
 class ReplayConfig(Schema):
@@ -61,6 +81,14 @@ class ReplayConfig(Schema):
     beta: float = Field(
         0.4, ge=0, le=1, description="exponent β of importance-sampling weights at the start; it rises to 1 at the end"
     )
+    hindsight: HindsightConfig | None = Field(
+        None,
+        validate_default=True,
+        description="hindsight experience replay, for environments with goals: the settings `goals` and `strategy`; "
+        "null: none; may be left out",
+    )
+
+    _spare = left_out("hindsight")
 
     def at_once(self, living: int) -> int:
         """Return how many updates a member makes each time it learns, if `living` members train now."""
@@ -69,6 +97,43 @@ class ReplayConfig(Schema):
     def members(self, population: int) -> int:
         """Return how many of `population` members share a replay buffer."""
         return population if self.sharing == "shared" else 1 if self.sharing == "own" else self.sharing
+
+
+class SelfPlayConfig(Schema):
+    """Settings of self-play: members train against earlier generations of their population, the league."""
+
+    every: int = Field(
+        0,
+        ge=0,
+        description="number of generations after which the best member joins the league, as it is then; 0: no "
+        "self-play, opponents are those of `env.kwargs`",
+    )
+    keep: int = Field(20, ge=1, le=1000, description="number of opponents in the league, of which the newest stay")
+    latest: float = Field(
+        0.5, ge=0, le=1, description="probability that an opponent in a training episode is the newest of the league"
+    )
+    fixed: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        description="probability that it is the opponent of `env.kwargs`, against which members are scored; else it is "
+        "one of the older ones of the league, each as likely as the others",
+    )
+    explore: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        description="probability that an action of the league's opponents is a random one, so that members meet "
+        "positions to which good play does not lead",
+    )
+
+    @model_validator(mode="after")
+    def _shares(self) -> SelfPlayConfig:
+        if self.latest + self.fixed > 1:
+            raise ValueError(f"latest ({self.latest}) and fixed ({self.fixed}) add up to more than 1")
+        if not self.every and self.model_fields_set - {"every"} and self != SelfPlayConfig():
+            raise ValueError("every is 0, which is no self-play: set it to 1 or more, or leave the block out")
+        return self
 
 
 class TrainConfig(Schema):
@@ -138,4 +203,6 @@ class TrainConfig(Schema):
         "next generation's training environments differ from `env.kwargs`; null: none; may be left out",
     )
 
-    _spare = left_out("callbacks", "curriculum")
+    self_play: SelfPlayConfig = Field(default_factory=SelfPlayConfig, validate_default=True)
+
+    _spare = left_out("callbacks", "curriculum", "self_play")

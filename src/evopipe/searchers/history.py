@@ -96,6 +96,21 @@ class Best:
 
 
 @dataclass(frozen=True)
+class Opponent:
+    """An opponent of self-play: a member as it was after a generation.
+
+    Attributes:
+        id: the member's id.
+        generation: the number of the generation.
+        arrays: the hash of the file with its arrays, 32 hex digits of SHA-256, which is the file's name.
+    """
+
+    id: int
+    generation: int
+    arrays: str
+
+
+@dataclass(frozen=True)
 class Record:
     """The record of one generation. Record 0 has the initial members as `children`, and no scores.
 
@@ -107,6 +122,7 @@ class Record:
         children: the members of the next generation; empty after the last one.
         restored: whether all members diverged, so that the run went back to an earlier generation.
         curriculum: the keyword arguments of the environments in which members trained; None without a curriculum.
+        opponents: the league that members trained against, the oldest first; None without self-play.
     """
 
     generation: int
@@ -116,6 +132,7 @@ class Record:
     children: tuple[Born, ...] = ()
     restored: Annotated[bool, Field(exclude_if=lambda restored: not restored)] = False
     curriculum: Annotated[dict[str, Any] | None, Field(exclude_if=lambda curriculum: curriculum is None)] = None
+    opponents: Annotated[tuple[Opponent, ...] | None, Field(exclude_if=lambda opponents: opponents is None)] = None
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = _RECORD.dump_python(self, mode="json")

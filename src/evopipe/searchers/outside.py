@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Outside:
+class PluginSearch:
     """A search strategy of another package with its answers checked; it has the methods of `Searcher`.
 
     Every method raises a `ParamsError` that names the package, if the strategy raises an exception or gives an answer
@@ -31,7 +31,7 @@ class Outside:
     size: int
 
     @classmethod
-    def of(cls, make: Callable[[], Searcher], plugin: Plugin, size: int) -> Outside:
+    def of(cls, make: Callable[[], Searcher], plugin: Plugin, size: int) -> PluginSearch:
         """Make a strategy with its package's `Search`, and return it checked."""
         return cls(_asked(plugin, "Search", make), plugin, size)
 

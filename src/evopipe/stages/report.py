@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from evopipe.errors import translate_failures
+from evopipe.imports import uncollected
 from evopipe.layout import REPORT
 from evopipe.params.load import AnyParams
 from evopipe.report.family import Family
@@ -21,13 +22,15 @@ def run(params: AnyParams, quiet: bool = False, folder: Path = Path(), family: F
     `quiet` suppresses messages.
     """
     if params.films:  # the elite acts
-        from evopipe.machine import configure
-        from evopipe.own import import_network
+        with uncollected():
+            from evopipe.machine import configure
+            from evopipe.own import import_network
 
-        configure(params.runtime)
+            configure(params.runtime)
         import_network(params.network, params.train.algo)
     with translate_failures():
-        text = page(folder, _shown(params), family)
+        with uncollected():  # Matplotlib is imported
+            text = page(folder, _shown(params), family)
         write_text(folder / REPORT, text)
     tell(f"{REPORT}: {len(text.encode()) / 1e6:.1f} MB, opens in any browser, without a network", quiet)
 

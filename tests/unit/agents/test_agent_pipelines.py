@@ -156,3 +156,26 @@ def test_the_key_is_searched_in_rooms_that_nobody_trained_on(module: Any) -> Non
     assert not [task for task in trainer.train_dataset if task["rooms"] in held]
     assert trainer.env_args == {"environment": find_key.FindKey}
     assert len(rows) == 300
+
+
+def test_who_halves_what_is_left_finds_every_digit_and_earns_1(module: Any) -> None:
+    env, found = module("guess").Guess(), set()
+    for seed in range(40):
+        told, _ = env.reset(seed=seed)
+        earned, over = 0.0, False
+        while not over:
+            assert env.observation_space.contains(told)
+            told, reward, over, _, _ = env.step(str((int(told[0]) + int(told[1])) // 2))
+            earned += reward
+        found.add(env.hidden)
+        assert earned == pytest.approx(1.0)
+    assert found == set(range(1, 8))
+
+
+def test_a_guess_that_says_nothing_new_earns_nothing(module: Any) -> None:
+    env = module("guess").Guess()
+    env.reset(seed=0)
+    env.hidden = 6
+    assert env.step("3")[:3] == ("47", pytest.approx(1 - np.log(4) / np.log(7)), False)
+    assert env.step("3")[:3] == ("47", 0.0, False)
+    assert env.step("1")[:3] == ("47", 0.0, True)

@@ -17,12 +17,13 @@ pytest.importorskip("transformers")
 import torch
 
 from evopipe import AgentTrainer
-from evopipe.agents import ChatAgent, CopyGame
+from evopipe.agents import ChatAgent, CopyGame, ahead
 from evopipe.agents.engine import Done
 from evopipe.agents.rounds import Rounds
 from evopipe.core.cohort import Cohort
 from evopipe.errors import EnvironmentFailed
 from evopipe.run.clock import Clock
+from evopipe.run.evaluate import Stopped
 from evopipe.run.run import Run
 from populations import advance, equal_states, finish, go_on
 
@@ -128,6 +129,33 @@ def test_a_run_that_ends_anywhere_goes_on_to_the_same_bits(k: int) -> None:
     assert points >= 12
     assert equal_states(parts.state(), expected) == []
     parts.close()
+
+
+def test_a_round_that_was_given_up_is_played_again_by_the_weights_that_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are those of an earlier tick by then, and the next checkpoint has them."""
+    monkeypatch.setattr(ahead, "_ASK", 0.01)
+    played: list[tuple[int, float]] = []
+    waiting = True
+
+    def play(cohorts: Sequence[Cohort], tick: int, stopped: Callable[[], bool]) -> list[Done]:
+        while waiting and not stopped():
+            time.sleep(0.001)
+        if waiting:
+            raise Stopped
+        played.append((tick, float(cohorts[0].state.policy.values[0, 0])))
+        return []
+
+    with closing(run_of(2)) as run:
+        rounds, (cohort,) = ahead.Ahead(play, "policy"), run.cohorts
+        rounds.ensure(range(3), run.cohorts, 0)
+        with pytest.raises(Stopped):
+            rounds.take(0, lambda: True)
+        waiting, first = False, float(cohort.state.policy.values[0, 0])
+        cohort.state.policy.values.add_(1.0)
+        assert {name.split(".")[1] for name in rounds.state(1)} == {"0", "1", "2"}
+        rounds.ensure(range(4), run.cohorts, 1)
+        assert [rounds.take(tick, lambda: False)[1] for tick in range(4)] == [False, True, True, True]
+        assert sorted(played) == [(0, first), (1, first), (2, first), (3, pytest.approx(first + 1.0))]
 
 
 @pytest.mark.thorough

@@ -32,9 +32,10 @@ from evopipe.agents import (
 )
 from evopipe.agents.engine import Done, EpisodeJob, RolloutEngine, _check, _late, _Turns
 from evopipe.agents.model import Limits, Request, Sampled, Tokens, back_off
-from evopipe.agents.rows import returns
+from evopipe.agents.rows import TokenRow, returns
 from evopipe.agents.settings import Agents
 from evopipe.agents.workflow import number
+from evopipe.regimes.samples import rounded
 
 # --- completions ------------------------------------------------------------------------------------------------------
 
@@ -229,8 +230,17 @@ def test_a_record_knows_its_member_its_attempts_and_whether_it_counts() -> None:
     assert records.record(done, words.base(), {"error"})["counts"]
     (row,) = found["trajectories"][0]["rows"]
     assert row == [{"text": "1", "written": False, "step": 0}, {"text": "23", "written": True, "step": 0}]
-    assert [records._rounded(x) for x in (1.0000049, -math.inf, math.nan)] == [1.0, None, None]
-    assert records._rounded(0.123456) == 0.12346
+    assert [rounded(x) for x in (1.0000049, -math.inf, math.nan)] == [1.0, None, None]
+    assert rounded(0.123456) == 0.12346
+
+
+def test_the_prompt_of_a_later_row_is_shown_at_the_step_that_it_began_at() -> None:
+    base = words.base()
+    row = TokenRow(base.encode("1"), base.encode("23"), [True, True], [2, 2], [-1.0, -2.0])
+    assert records._pieces(row, base) == [
+        {"text": "1", "written": False, "step": 2}, {"text": "23", "written": True, "step": 2},
+    ]  # fmt: skip
+    assert records._pieces(TokenRow(base.encode("1")), base) == [{"text": "1", "written": False, "step": 0}]
 
 
 def test_rounds_are_numbered_without_zeros_in_front(tmp_path: Path) -> None:

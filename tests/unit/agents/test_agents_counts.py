@@ -214,8 +214,10 @@ def test_every_redraw_has_tasks_of_its_own_and_places_behind_those_before() -> N
     assert sorted(seen) == [*range(12)]  # no task comes twice in a pass
 
 
-@pytest.mark.parametrize(("slot", "rewarded"), [(0, True), (1, True), (2, False)])
-def test_a_round_was_rewarded_if_any_member_of_any_cohort_was(slot: int, rewarded: bool) -> None:
+@pytest.mark.parametrize(
+    ("slot", "rewarded", "together"), [(0, True, False), (1, True, False), (2, False, False), (1, True, True)]
+)
+def test_a_round_was_rewarded_if_any_member_of_any_cohort_was(slot: int, rewarded: bool, together: bool) -> None:
     class Of(Workflow):
         async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode:
             found: Episode = await one(float(self.rollout_engine._slot == slot), self.rollout_engine)
@@ -224,9 +226,29 @@ def test_a_round_was_rewarded_if_any_member_of_any_cohort_was(slot: int, rewarde
     trainer = AgentTrainer(workflow_class=Of, config=SMALL, train_dataset=[{"n": 0}, {"n": 1}], population=2)
     spec, members, _ = trainer._begin()
     regime = trainer._regime(spec, Clock.of(spec, 2), None)
-    regime.adopt([*spec.form(members[:1]), *spec.form(members[1:])])
+    regime.adopt(spec.form(members) if together else [*spec.form(members[:1]), *spec.form(members[1:])])
+    assert len(regime.cohorts) == 2 - together
     regime.advance()
     assert (regime.clock.ticks, regime.clock.rewarded) == (1, rewarded)
+
+
+def test_an_episode_was_redrawn_whose_place_is_behind_those_of_the_first_wave() -> None:
+    """Two tasks of two rollouts are the places 0 to 3; the second task gave way to one of the next wave. Of two members
+    each has its share of the groups that say nothing."""
+    regime, (cohort,) = regime_of({"algos.grpo.redraws": 1}, population=2)
+    made = Trajectory(steps=[Step(model_output=output([1], [2]))], reward=1.0)
+    done = [
+        [
+            Done(EpisodeJob(slot, n, f"{n}:0", {}, Sampled()), Episode(trajectories=[made], is_correct=n < 2), 1, {})
+            for n in places
+        ]
+        for slot, places in enumerate(((0, 1, 4, 5), (0, 1, 2, 3)))
+    ]
+    text = batch_of([[RoundTrajectory(0, made, True)] * 4] * 2, 0, words.CPU).text
+    regime._measure(cohort, text, done, [[0, 1, 2, 3]] * 2, torch.zeros(2), 1)
+    rows = [dict(zip(regime.measures.names, row[2:], strict=True)) for row in regime.measures.rows()]
+    told = [(row["redrawn"], row["all"], row["none"], row["silent"]) for row in rows]
+    assert told == [(0.5, 0.5, 0.5, 0.5), (0.0, 0.5, 0.5, 0.5)]
 
 
 @pytest.mark.thorough
@@ -392,6 +414,9 @@ def test_metrics_and_lengths_of_a_validation_are_the_first_members_own() -> None
     # three samples of at most three tokens: their sum
     outs = [sum(len(s.model_output.completion_ids) for s in d.episode.trajectories[0].steps) for d in regime.seen]
     assert played.lengths.ravel().tolist() == np.array(outs).reshape(4, 3).sum(axis=1).tolist()
+    turned = [*spec.form(members[1:]), *spec.form(members[:1])]  # their results are in the order of slots
+    again = regime.evaluate(turned, spec.seeds(Purpose.HELD_OUT, 2), lambda: False)
+    assert again.returns.tolist() == played.returns.tolist() == [[0.0, 0.0], [1.0, 1.0]]
 
 
 def test_members_learn_from_training_tasks_are_selected_on_validation_tasks_and_reported_on_all_of_them(
@@ -753,10 +778,13 @@ def test_a_third_turn_goes_on_with_the_tokens_of_both_before() -> None:
         for said in ("2", "3", "4"):
             out = await model.get_model_response(chat)
             chat += [{"role": "assistant", "content": out.content}, {"role": "user", "content": said}]
+            replies.append(list(model.prompt(chat).replies))
 
+    replies: list[list[int]] = []
     seen = asked([strange] * 3, talk, Limits(99, 8))
     assert seen[1].ids == [*seen[0].ids, *strange, *words.special("<|user|>2<|end|><|assistant|>")]
     assert seen[2].ids == [*seen[1].ids, *strange, *words.special("<|user|>3<|end|><|assistant|>")]
+    assert replies == [[1], [1, 3], [1, 3, 5]]
 
 
 def test_a_completion_that_is_late_is_asked_again_as_often_as_retries_say() -> None:

@@ -19,10 +19,11 @@ from evopipe.agents import ChatAgent, CopyGame, Episode, ModelOutput, Step, Term
 from evopipe.agents.engine import Done, EpisodeJob
 from evopipe.agents.learned import TokenValues
 from evopipe.agents.model import Sampled
-from evopipe.agents.records import files_of, record, show, summary, thin, token_texts, write
+from evopipe.agents.records import files_of, record, show, summary, thin, write
 from evopipe.cli import app
 from evopipe.errors import DataError, MissingInputError
 from evopipe.language.base import load_base
+from evopipe.regimes.samples import token_texts
 from evopipe.report.episodes import episodes_page, read_episodes
 
 SMALL = {

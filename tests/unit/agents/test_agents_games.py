@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 import words
 from evopipe.agents import GymEnvironment, PettingZooEnvironment, TeamWorkflow, TerminationReason, TwentyQuestions
 from evopipe.agents.engine import EpisodeJob, RolloutEngine
-from evopipe.agents.games import THINGS
+from evopipe.agents.games import THINGS, _calculate
 from evopipe.agents.model import Limits, Reply, Sampled, Tokens
 from evopipe.agents.settings import Agents
 from evopipe.errors import ParamsError
@@ -76,6 +76,25 @@ def test_agents_that_take_turns_speak_one_after_the_other() -> None:
         seen, rewards, over, _ = env.step({who: place})
     assert (seen, rewards, over) == ({}, {"player_1": 1.0, "player_2": -1.0}, True)
     env.close()
+
+
+def test_masks_are_of_those_who_act_next_and_an_observation_without_one_is_shown_whole() -> None:
+    env = PettingZooEnvironment({"seed": 1}, "tictactoe_v3", PLACES)
+    env.reset()
+    assert env._texts({"a": {"observation": 5, "action_mask": [0, 1]}, "b": {"observation": 6}}) == {
+        "a": "5", "b": "{'observation': 6}",
+    }  # fmt: skip
+    assert [env._meant(who, "0")[0] for who in ("a", "b")] == [None, 0]
+    assert env._texts({"b": 7}) == {"b": "7"}
+    assert env._meant("a", "0")[0] == 0
+    env.close()
+
+
+def test_a_text_of_200_letters_is_calculated_and_no_longer_one() -> None:
+    text = "1" + "+1" * 99
+    assert _calculate(f"{text} ") == 100
+    with pytest.raises(ValueError, match="too long"):
+        _calculate(f"{text}  ")
 
 
 def test_an_action_of_one_step_is_no_action_of_the_next() -> None:

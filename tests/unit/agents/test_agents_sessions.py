@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("transformers")
 
 from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
 
 import words
 from asked import CHAT, model_of
@@ -132,7 +133,7 @@ def test_sessions_of_a_name_are_counted_within_a_round_and_close_with_their_epis
 
     async def names() -> list[str]:
         found = []
-        for _ in range(2):
+        for _ in range(3):
             with served.session("e", model) as (session, connection):
                 key = connection.base_url.split("/")[-2]
                 assert served.sessions[key] is session
@@ -146,9 +147,18 @@ def test_sessions_of_a_name_are_counted_within_a_round_and_close_with_their_epis
             assert left.cancelled()
         return found
 
-    assert asyncio.run(names()) == ["e-0", "e-1"]
+    assert asyncio.run(names()) == ["e-0", "e-1", "e-2"]
     served.begin()
-    assert asyncio.run(names()) == ["e-0", "e-1"]
+    assert asyncio.run(names()) == ["e-0", "e-1", "e-2"]
+
+
+def test_of_sessions_that_clients_name_the_oldest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "_HELD", 2)
+    served = Endpoint("m", lambda key: AgentSession(key, model_of(lambda request: [8], [])))
+    for key in ("a", "b", "a", "c", None, "d"):
+        request: Any = make_mocked_request("GET", "/", match_info={"session": key or ""})
+        assert (served._session(request).name == key) == (key is not None)
+    assert list(served.sessions) == ["c", "d"]
 
 
 def test_so_many_completions_are_waited_for_and_no_more() -> None:

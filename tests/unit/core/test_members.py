@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from evopipe.core.member import Member
 from evopipe.errors import DataError
 from evopipe.storage import members as stored
 from evopipe.storage.files import dump_json, parse_json
+from evopipe.storage.folders import read_folder, write_folder
 from evopipe.storage.tensors import dump_tensors, load_tensors
 
 ARCHS = (
@@ -96,3 +98,29 @@ def test_only_an_elite_stands_behind_the_slots(elite: bool, tmp_path: Path) -> N
         return
     with pytest.raises(DataError, match=r"its members have the slots \[0, 1, 0\]; write it again"):
         stored.read(tmp_path / "members", {}, "write it again", lambda them: None)
+
+
+def refused(folder: Path, **how: Any) -> str:
+    with pytest.raises(DataError) as caught:
+        stored.read(folder, how.pop("wanted", {}), "write it again", **how)
+    return str(caught.value).removeprefix(str(folder)).lstrip(":/ ")
+
+
+def test_members_of_something_else_are_refused(tmp_path: Path) -> None:
+    """What the folder was written for comes before what its members are; what fits is handed on."""
+    folder, members = tmp_path / "members", [replace(member, slot=slot) for slot, member in enumerate(some()[:2])]
+    stored.write(folder, members, {"algo": "dqn", "env": {"id": "E-v1"}})
+    wanted = {"algo": "dqn", "env": {"id": "F-v1"}}
+    said = "written for env {'id': 'E-v1'}, params.yaml says {'id': 'F-v1'}; write it again"
+    assert refused(folder, wanted=wanted, check=lambda them: "too old") == said
+    assert refused(folder, wanted={"more": 1}) == "written for more None, params.yaml says 1; write it again"
+    assert refused(folder, check=lambda them: f"too old are {[one.id for one in them]}") == (
+        f"too old are {[one.id for one in members]}; write it again"
+    )
+    found, about = stored.read(folder, {"algo": "dqn"}, "write it again")
+    assert all(populations.same(old, new) for old, new in zip(members, found, strict=True))
+    assert about["env"] == {"id": "E-v1"}
+    files = read_folder(folder)
+    for content in (b"[]", b'{"members": []}', b'{"members": {}}', b"{}"):
+        write_folder(folder, {**files, "members.json": content})
+        assert refused(folder).endswith("is not what members are described by (no `members`); write it again")

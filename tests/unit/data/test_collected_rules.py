@@ -90,3 +90,8 @@ def test_an_episode_draws_by_its_number_though_others_had_no_step(breaking: str)
     assert seeds[breaking] == well
     assert 1 < len(well) < 11
     assert (told["broken_steps"], told["policies"]["random"]["episodes"]) == (0, 12)
+    n = next(n for n, seed in enumerate(seeds["CartPole-v1"]) if seed not in well) + 1
+    cfg = cfg.model_copy(update={"episodes": max(n, 2)})
+    with closing(EnvPool(EnvConfig(id=breaking), 1, what="behaviour")) as pool:
+        found, told = collect(cfg, pool, breaking, 3)
+    assert (len(found), told["broken_steps"], len(told["notes"])) == (max(n, 2) - 1, 1, 1), "one is told of too"

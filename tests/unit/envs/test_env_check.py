@@ -8,7 +8,7 @@ from evopipe.envs.check import check
 from evopipe.errors import EnvironmentFailed, ParamsError
 
 SHOWN = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of them are"
-TAKEN = "only Discrete, MultiDiscrete, MultiBinary and bounded Box actions are"
+TAKEN = "only Discrete, MultiDiscrete, MultiBinary and bounded Box actions are, and Dicts and Tuples of them"
 
 
 def own(name: str, **kwargs: object) -> list[str]:
@@ -34,7 +34,7 @@ def test_good_own_environments_have_no_findings(name: str) -> None:
     ("name", "sentence"),
     [
         ("Text", f"error: observation space Text(1, 4, charset=abc) is not served: {SHOWN}"),
-        ("Several", f"error: action space Tuple(Discrete(2), Discrete(2)) is not served: {TAKEN}"),
+        ("Several", f"error: action space Sequence(Discrete(2), stack=False) is not served: {TAKEN}"),
         ("NanReward", "error: step 3 gave the reward nan"),
         ("NanObs", "error: step 3 gave an observation that is not finite"),
         ("MaskedOut", "error: info['action_mask'] left no legal action in a running episode"),

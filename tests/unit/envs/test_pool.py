@@ -283,8 +283,8 @@ def test_a_project_module_that_cannot_be_imported(source: str, tmp_path: Any, mo
         ),
         (
             chain("Several"),
-            "action space Tuple(Discrete(2), Discrete(2)) is not served: only Discrete, MultiDiscrete, MultiBinary and "
-            "bounded Box actions are",
+            "action space Sequence(Discrete(2), stack=False) is not served: only Discrete, MultiDiscrete, MultiBinary "
+            "and bounded Box actions are, and Dicts and Tuples of them",
         ),
     ],
 )

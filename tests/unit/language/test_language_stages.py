@@ -19,6 +19,7 @@ from evopipe.errors import DataError, ParamsError, UsageError
 from evopipe.language.tokens import read_corpus
 from evopipe.params.load import load_params, parse_params
 from evopipe.params.text import LanguageParams
+from evopipe.report.episodes import read_episodes
 from evopipe.schema.write import block, dump_yaml
 from tiny import call, digests
 
@@ -336,3 +337,26 @@ def test_a_base_that_changed_is_told(copied: Path) -> None:
     about = json.loads((copied / layout.ELITE / "policy.json").read_text())
     with pytest.raises(DataError, match="was trained over another base than tiny is now"):
         policy.load(copied / layout.ELITE, {**about, "merged": False, "base": "0" * 32})
+
+
+def test_completions_of_last_rounds_are_kept_and_shown_with_the_numbers_of_their_tokens(finished: Path) -> None:
+    rows = read_episodes(finished / layout.SAMPLES)
+    assert [(row["round"], row["slot"]) for row in rows] == sorted(
+        (g, p) for g in (1, 2) for p in range(3) for _ in range(8)
+    )
+    corpus = read_corpus(finished / layout.TOKENS)
+    train = [corpus.rows[int(i)] for i in corpus.splits["train"]]
+    for row in rows:
+        assert row["task"] in train
+        (one,) = row["trajectories"]
+        shown, written = one["rows"][0]
+        assert shown["text"].endswith(row["task"]["prompt"])
+        assert "".join(written["tokens"]) == written["text"] == one["steps"][0]["model_response"]
+        assert len({*written["advantage"]}) == 1
+        assert all(-9 < each < 0 for each in (*written["log_prob"], *written["new_log_prob"]))
+    answer = call(finished, "agent", "show", "--no-open")
+    assert answer.code == 0, answer.err
+    page = (finished / layout.EPISODES_PAGE).read_text()
+    assert "Generation 2, last round of training" in page
+    assert page.index("Generation 2, last") < page.index("Generation 1, last")
+    assert 'title="advantage ' in page

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ import pytest
 
 import populations
 from drawn_policies import drawn
+from evopipe.core import numpy_policy
 from evopipe.core.layers import ACTIVATIONS
 from evopipe.envs.make import opened
 from evopipe.envs.team import read_spaces
 from evopipe.errors import DataError
-from evopipe.policies import numpy_policy, policy
+from evopipe.policies import policy
 from evopipe.policies.card import card
 from evopipe.run.spec import first_members
 from evopipe.storage.tensors import dump_arrays
@@ -122,7 +124,8 @@ def test_the_card_says_what_there_is(tmp_path: Path) -> None:
     score = {"mean": 1.0, "interval": [0.0, 2.0], "std": 1.0, "median": 1.0, "iqm": 1.0}
     loaded.about |= {"evaluation": score, "hyper": {}, "env": {"id": "CartPole-v1"}}
     assert 'actions = Policy("policy.npz").act(obs)' in card(loaded, 4)
-    loaded.actions += 1  # its network no longer gives one number an action
+    space = loaded.action_space  # its network no longer gives one number an action
+    loaded.action_space = replace(space, choices=(*space.choices, 2))
     assert "There is no policy for NumPy alone: its network gives other numbers" in card(loaded, 4)
 
 

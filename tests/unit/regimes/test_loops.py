@@ -506,8 +506,9 @@ def test_few_broken_episodes_are_left_out_and_many_condemn(many: bool, run: Call
     assert record.restored
     assert [m.id for m in loop.members] == [m.id for m in first]
     assert all(same(a, b) and a.healthy for a, b in zip(loop.members, first, strict=True))
+    assert loop.ages == [2, 2, 2], "they are as old as they have lived: their next draws are others"
     close_generation(ready(loop))
-    assert loop.diverged == 2
+    assert (loop.diverged, loop.ages, loop.clock.env_steps) == (2, [4, 4, 4], 3 * 4 * 4)
     resumed = run(p, 3)
     resumed.restore(*stored(loop))
     for each in (loop, resumed):
@@ -845,6 +846,13 @@ def test_a_run_that_has_seen_no_reward_says_so(share: float, run: Callable[..., 
         assert told[3].text.startswith("no member has seen a reward other than 0 in 24 steps, so there is nothing to ")
 
 
+def test_a_reward_that_evaluation_alone_has_seen_is_one(run: Callable[..., Any]) -> None:
+    loop, heard = run(lottery(max_steps=32)), Heard()
+    drive(loop, Tracker([heard]), lambda: False, lambda: setattr(loop.clock, "rewarded", False))
+    assert loop.clock.generation > 3
+    assert not [event for event in heard.events if isinstance(event, Message)]
+
+
 def test_who_is_told_the_time_left_is_told_the_target(run: Callable[..., Any]) -> None:
     for target in (None, 2.0):
         loop, heard = run(lottery(max_steps=16, target=target)), Heard()
@@ -926,6 +934,14 @@ def test_saving_takes_a_hundredth_of_the_time_at_most(run: Callable[..., Any], t
     advance(loop, 1)
     saver.save_if_due()
     assert {*tmp_path.iterdir()} == before
+    ready(loop)
+    ticks, generation = loop.clock.ticks, loop.clock.generation
+    saver.save()
+    close_generation(loop)
+    saver.save()  # it is another state, of the same tick
+    assert [path.name for path in sorted(tmp_path.iterdir())][-2:] == [
+        f"step-{ticks + generation + n:012d}" for n in (0, 1)
+    ]
 
 
 def test_a_mended_environment_begins_with_a_clean_slate(run: Callable[..., Any], tmp_path: Path) -> None:

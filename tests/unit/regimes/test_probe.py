@@ -253,6 +253,16 @@ def told_by(p: Any, ticks: int) -> list[dict[str, tuple[float, float]]]:
     return found
 
 
+def test_the_newest_row_of_a_memory_has_the_age_0() -> None:
+    """An age is how many rows came later: of six rows, the last ones of ten, ages are from 0 to 5."""
+    few = {"evo_steps": 100, "max_steps": 100, "learning_delay": 10**6}
+    (first, _) = told_by(problem(num_envs=1, train=few), 1)
+    assert first["replay/age"] == (0.0, 0.0)
+    replay = {"capacity": 6, "sharing": "own"}
+    (some, _) = told_by(problem(num_envs=2, train={**few, "replay": replay}, config={"batch_size": 4096}), 5)
+    assert some["replay/age"][0] == pytest.approx(2.5, abs=0.1)
+
+
 @pytest.mark.parametrize("env", ["simple_speaker_listener_v4", "Pendulum-v1"])
 def test_the_noise_of_exploration_is_that_of_its_parameter(env: str) -> None:
     """So small that hardly an action is clipped; agents' pads do not count."""

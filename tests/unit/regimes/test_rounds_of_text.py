@@ -50,7 +50,7 @@ def played(first: int, reward: list[float], prompt: int, width: int, failed: int
     text = Text(ids, torch.ones_like(ids, dtype=torch.bool), written.mask, torch.zeros_like(written.ids),
                 log_prob=written.log_prob)  # fmt: skip
     value = torch.tensor([reward])
-    return _Played(text, written, value, value + 0.5, failed)
+    return _Played(text, written, value, value + 0.5, value.long() + first, failed)
 
 
 def test_a_group_without_spread_gives_way_to_the_first_of_the_next_wave_that_has_some() -> None:
@@ -61,6 +61,7 @@ def test_a_group_without_spread_gives_way_to_the_first_of_the_next_wave_that_has
     assert redrawn.tolist() == [1]
     assert found.reward.tolist() == [[6.0, 7.0, 1.0, 2.0, 3.0, 3.0]]
     assert found.told.tolist() == [[6.5, 7.5, 1.5, 2.5, 3.5, 3.5]]
+    assert found.row.tolist() == [[17, 18, 2, 3, 4, 4]]
     assert found.failed == 5
     assert found.written.ids[0].tolist() == [[13] * 3, [14] * 3, *([n, n, PAD] for n in (3, 4, 5, 6))]
     assert found.written.lengths.tolist() == [[3, 3, 2, 2, 2, 2]]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from itertools import count
 from typing import Any
 
 import pytest
 
+from evopipe.errors import DataError
 from evopipe.report.episodes import (
+    _TOKENS,
     Shades,
     _bands,
     _brief,
@@ -174,6 +177,25 @@ def test_files_may_have_empty_lines_and_count_them(tmp_path: Any) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('\n{"id": "1:0", "trajectories": []}\n\n{"id": "2:0", "trajectories": [1]}\n')
     assert [each["id"] for each in read_episodes(path)] == ["1:0", "2:0"]
+
+
+@pytest.mark.parametrize(
+    "line", ['{"id": 1, "trajectories": []}', '{"id": "1"}', '{"id": "1", "trajectories": {}}', "[]", "{"]
+)
+def test_a_line_that_is_no_episode_is_named(line: str, tmp_path: Any) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'{{"id": "1:0", "trajectories": []}}\n\n{line}\n')
+    with pytest.raises(DataError, match=r"a\.jsonl:3: is no episode as `episodes/` has them"):
+        read_episodes(path)
+
+
+def test_beyond_its_budget_a_page_colours_no_token() -> None:
+    """Across its pieces; the text is there all the same."""
+    shades, told = Shades(1.0, 1.0, count(_TOKENS - 3)), piece([0.5, 1.0], [-1.0, -1.0], [-1.0, -1.0])
+    assert str(shades.marked(told)).count("<i ") == 2
+    marked = str(shades.marked(told))
+    assert (marked.count("<i "), re.sub(r"<[^>]*>", "", marked)) == (1, "ab")
+    assert str(shades.marked(told)) == "ab"
 
 
 def test_ranges_of_rewards_are_the_rewards_where_they_are_few_and_else_five_as_wide_from_the_least_to_the_most() -> (

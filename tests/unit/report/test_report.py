@@ -680,6 +680,17 @@ def test_agents_that_only_one_member_has_are_refused(crew: Path, tmp_path: Path)
         read.read(copy)
 
 
+def test_agents_that_the_policy_does_not_know_are_refused(crew: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(crew, tmp_path / "copy"))
+    for name in ("evaluation", "members"):
+        text = (copy / f"reports/{name}.json").read_text()
+        (copy / f"reports/{name}.json").write_text(text.replace('"red_0"', '"red_9"'))
+    with pytest.raises(
+        DataError, match=r"evaluation\.json: .*\(other agents than the policy's\); run `dvc repro evaluate`"
+    ):
+        read.read(copy)
+
+
 def test_a_page_of_one_agent_says_nothing_of_teams(plain: str) -> None:
     assert "agents" not in Document(plain).text
 
@@ -704,6 +715,19 @@ def wordle_run(folder: Path) -> FinishedRun:
     }
     path.write_text(json.dumps({**scores, "behaviours": behaviours}))
     return replace(read.read(folder), told=read._told(folder))
+
+
+def test_games_are_read_with_who_played_them(copy: Path) -> None:
+    told = wordle_run(copy).told
+    assert told is not None
+    assert [(game.total, game.won, game.turns) for game in told.games] == [
+        (-1.0, True, [[("a", "y"), ("b", "b")], [("c", "g"), ("d", "g")]]),
+        (-3.0, False, [[("d", "b"), ("d", "g")], [("<", "x"), ("<", "x")], [("b", "b"), ("a", "y")]]),
+    ]
+    mean = json.loads((copy / "reports/evaluation.json").read_text())["elite"]["mean"]
+    players = {name: (each.mean, each.won, each.tries) for name, each in told.players.items()}
+    assert players == {"elite": (mean, 0.75, 2.5), "random": (-600.0, 0.25, 4.5), "optimal": (-1.5, 1.0, 3.0)}
+    assert told.measures == {"loss": {(1, 0): 0.5, (1, 1): 0.25}}
 
 
 @pytest.mark.thorough
@@ -754,6 +778,54 @@ def test_completions_are_shown_with_whom_they_are_of(copy: Path) -> None:
     assert "the base scores 0.125 and the elite 0.875: what the reward model likes is right, too" in " ".join(
         text.split()
     )
+
+
+# --- signals, replays, films ------------------------------------------------------------------------------------------
+
+
+def test_of_signals_the_means_are_read_and_a_run_of_an_earlier_version_has_none(copy: Path) -> None:
+    (copy / SIGNALS).unlink(missing_ok=True)
+    assert read.read(copy).signals == {}
+    head = "generation,slot,losses/entropy,losses/entropy.last,charts/epsilon,charts/epsilon.last\n"
+    (copy / SIGNALS).write_text(f"{head}1,0,0.5,0.25,nan,1\n1,1,,,0.75,0.125\n")
+    found = read.read(copy).signals
+    assert {key: own for key, own in found.items() if key == (1, 1)} == {(1, 1): {"charts/epsilon": 0.75}}
+    assert found[1, 0]["losses/entropy"] == 0.5
+    assert math.isnan(found[1, 0]["charts/epsilon"])
+
+
+def test_replays_of_another_elite_are_not_shown(copy: Path) -> None:
+    elite = json.loads((copy / "reports/train.json").read_text())["elite"]
+    own = {name: elite[name] for name in ("id", "generation", "score")}
+    whole = {
+        "elite": own,
+        "steps": 5,
+        "replays": [],
+        "mean": None,
+        "interval": None,
+        "not_followed": [],
+        "schedule": [],
+    }
+    for change, shown in (({}, True), ({"id": -1}, False), ({"generation": 99}, False), ({"score": 0.123}, False)):
+        (copy / "reports/replay.json").write_text(json.dumps({**whole, "elite": {**own, **change}}))
+        assert (read.read(copy).replays is not None) == shown, change
+    (copy / "reports/replay.json").write_text("{}")
+    with pytest.raises(DataError, match=r"replay\.json: does not hold what it should .*; run `evopipe replay` again"):
+        read.read(copy)
+
+
+def test_what_stands_in_the_films_place_says_why(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[Any] = []
+    monkeypatch.setattr("evopipe.report.page.compose", lambda run, params, movie, family: shown.append(movie) or "")
+    page(copy, {"export": {"film": False}})
+    run = wordle_run(copy)
+    for told in (run.told, judged_run(copy).told):
+        monkeypatch.setattr("evopipe.report.page.read", lambda folder, told=told: replace(run, told=told))
+        page(copy, {"export": {"film": True}})
+    assert shown == [
+        "The elite was not filmed: `export.film` is false.", "Games that the elite played stand below.",
+        "What the elite writes stands below, beside what the base does.",
+    ]  # fmt: skip
 
 
 # --- size and time ----------------------------------------------------------------------------------------------------

@@ -88,6 +88,24 @@ def test_who_waits_when_the_run_ends_says_so() -> None:
     assert [life.end for life in lives] == ["the run ended", "waited at the end (too slow)"]
 
 
+def test_one_of_the_first_says_why_it_began_when_it_did_and_others_why_they_were_born() -> None:
+    """Who has lived, and who came later, keeps the reason that it had."""
+    first = [born(0, 0), born(1, 1), born(2, 2)]
+    one = [born(0, 0, of=0, why="goes on"), born(1, 1, of=1, why="begins"), born(2, 3, of=0, parent=0, why="a child")]
+    two = [born(0, 0, of=0, why="rests"), born(1, 1, of=1, why="stays"), born(2, 3, of=2, parent=0, why="waits")]
+    records = [
+        record(0, 0, children=first), record(1, 100, [(0, 0, 1.0)], one), record(2, 200, [(1, 1, -math.inf)], two),
+        record(3, 200, [(1, 1, -5.0), (1, 1, -7.0)]),
+    ]  # fmt: skip
+    lives = {life.id: life for life in lives_of(records, STEPS)}
+    assert {id: life.why for id, life in lives.items()} == {0: "", 1: "begins", 2: "", 3: "a child"}
+    assert [lives[id].end for id in (0, 1, 2, 3)] == ["waited at the end (rests)", "the run ended", "a child",
+                                                      "waited at the end"]  # fmt: skip
+    assert (lives[1].best, lives[0].best, lives[1].steps, lives[0].steps) == (-5.0, 1.0, 200, 100)
+    assert (lives[3].since, lives[3].kind, lives[2].kind) == (100, "child of member 0", "trial")
+    assert lives[3].about == "slot 2, member 3: child of member 0\nlr 1e-3 → 1e-3\na child"
+
+
 def test_a_run_in_lockstep_has_none(tmp_path: Path) -> None:
     write_run(tmp_path, members=3, generations=3, episodes=2)
     assert read.read(tmp_path).lives == ()

@@ -22,6 +22,7 @@ from evopipe.report import draw, figures, read
 from evopipe.report.draw import Plot
 from evopipe.report.page import compose
 from reports import write_run
+from round_runs import TEAM
 
 MEMBERS, GENERATIONS, EPISODES = 5, 9, 11
 KINDS = {"none": "no mutation", "architecture": "architecture", "parameters": "parameters", "activation": "activation",
@@ -548,3 +549,24 @@ def test_only_who_diverged_is_counted_so_and_who_is_as_good_as_its_parent_beat_n
     assert found == {
         "diverged-True-False": [[1, 0]], "none-True-False": [[1, 1]], "rl_hp-False-False": [[2, 0], [2, 1]],
     }  # fmt: skip
+
+
+def test_below_a_mark_stands_what_changed_else_the_kind_and_what_it_gained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing below who survived or did not mutate but its gain; long words are cut."""
+    said: dict[tuple[int, int], list[str]] = {}
+    monkeypatch.setattr(Plot, "note", lambda plot, text, at, shift, *rest, **look: said.setdefault(at, []).append(text))
+    monkeypatch.setattr(Plot, "svg", lambda plot, label: Markup(""))
+    nodes = dict(TEAM.nodes)
+    nodes[2, 1] = replace(nodes[2, 1], kind="parameters", change="", survived=False)
+    nodes[2, 2] = replace(nodes[2, 2], kind="swap", change="", survived=False)
+    nodes[2, 0] = replace(nodes[2, 0], kind="rl_hp", change="l" * 24, survived=False, gain=math.nan)
+    nodes[3, 0] = replace(nodes[3, 0], kind="rl_hp", change="l" * 25, survived=False)
+    nodes[3, 1] = replace(nodes[3, 1], kind="rl_hp", change="lr", survived=True, gain=2.0)
+    nodes[3, 2] = replace(nodes[3, 2], kind="none", change="lr", survived=False, gain=-1.0)
+    figures.lineage(replace(TEAM, nodes=nodes), 1000, Markup(""))
+    told = {key: [text for text in texts if text] for key, texts in said.items()}
+    assert told[2, 1][0] == "parameters"
+    assert told[2, 2][0] == "swap"
+    assert told[2, 0] == ["l" * 24]
+    assert told[3, 0][0] == "l" * 23 + "…"
+    assert (told[3, 1], told[3, 2]) == (["+2.0"], ["−1.0"])

@@ -167,11 +167,12 @@ def test_by_training_those_are_evaluated_of_whom_nothing_is_known_and_the_first_
     """If that one is not among them, and healthy; what others reached is the mean of their own episodes."""
     run = populations.started(populations.problem(search={"fitness": "training"}, train={"learning_delay": 10**6}), 3)
     regime: Any = run.regime
-    asked, evaluate = [], regime.evaluate
+    asked, gave, evaluate = [], [], regime.evaluate
 
     def noted(cohorts: Any, seeds: Any, stopped: Any) -> Any:
         asked.append(sorted(slot for cohort in cohorts for slot in cohort.slots))
-        return evaluate(cohorts, seeds, stopped)
+        gave.append(replace(evaluate(cohorts, seeds, stopped), cut=10 ** len(asked)))
+        return gave[-1]
 
     regime.ended, regime.evaluate = lambda: np.array(ended), noted
     members = [replace(member, healthy=well) for member, well in zip(run.members, healthy, strict=True)]
@@ -180,6 +181,9 @@ def test_by_training_those_are_evaluated_of_whom_nothing_is_known_and_the_first_
     assert asked == played
     there = sorted(slot for each in played for slot in each)
     assert np.isfinite(found.returns).any(axis=1).nonzero()[0].tolist() == there
+    assert [found.steps, found.cut] == [sum(each.steps for each in gave), sum(each.cut for each in gave)]
+    lengths = np.concatenate([each.lengths for each in gave])[np.argsort([slot for each in played for slot in each])]
+    assert found.lengths[there].tolist() == lengths.tolist()
     for place, (member, mean) in enumerate(zip(scored, ended, strict=True)):
         right = found.returns[place].mean() if math.isnan(mean) else mean if healthy[place] else -math.inf
         assert member.fitness[-1] == right

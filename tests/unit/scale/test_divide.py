@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from evopipe.scale import divide
+from evopipe.schema.shards import ShardsConfig
 from populations import problem
 from tiny import params
 
@@ -40,3 +41,7 @@ def test_a_shard_trains_or_scores_its_own_members_with_what_its_machine_gives(
     assert found is spec
     assert clock.members == 3
     assert regime == ((3, 7) if rows else ("live", clock, [5, -3, 2**62]))
+
+
+def test_no_process_serves_shards_that_accelerate_does_not_run() -> None:
+    assert [divide.served(ShardsConfig(engine=engine)) for engine in ("none", "ray")] == [False, False]

@@ -10,7 +10,7 @@ import pytest
 from evopipe.errors import DataError, ParamsError
 from evopipe.plugins import SEARCHERS, Plugin
 from evopipe.searchers.contract import Child, Keep, Plan, Stateless, Trial
-from evopipe.searchers.outside import Outside
+from evopipe.searchers.outside import PluginSearch
 from searches import generator, history
 
 PLUGIN = Plugin(SEARCHERS, "mine", "mypkg.mine", "mypkg", "1.0")
@@ -37,8 +37,8 @@ class Says(Stateless):
         return answer
 
 
-def outside(**answers: Any) -> Outside:
-    return Outside.of(lambda: Says(**answers), PLUGIN, 2)
+def outside(**answers: Any) -> PluginSearch:
+    return PluginSearch.of(lambda: Says(**answers), PLUGIN, 2)
 
 
 @pytest.mark.parametrize(
@@ -85,6 +85,6 @@ def test_one_that_cannot_be_made_is_named_and_a_sentence_of_evopipes_stays() -> 
         raise TypeError("no config")
 
     with pytest.raises(ParamsError, match=r"Search\(\) raised TypeError: no config; mend or uninstall it"):
-        Outside.of(made, PLUGIN, 2)
+        PluginSearch.of(made, PLUGIN, 2)
     with pytest.raises(DataError, match=r"^its own$"):
         outside(planned=DataError("its own")).plan(PAST, generator)

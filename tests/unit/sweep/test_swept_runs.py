@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,6 +70,66 @@ def test_stages_that_make_a_dataset_are_run_where_it_is_read(dataset: bool, tmp_
     assert (tmp_path / TRANSITIONS).exists() == dataset
     assert _is_done(tmp_path)
     assert _spent(tmp_path)[0].keys() == {name for name, makes in names.items() if dataset or not makes}
+
+
+def stages_run(folder: Path, monkeypatch: pytest.MonkeyPatch, ends_at: str = "", **how: Any) -> dict[str, Any]:
+    """Run what is not done yet, by stages that note what they are given and take some CPU time; one may fail."""
+    given: dict[str, Any] = {}
+
+    def module_of(stage: Any) -> Any:
+        def work(params: Any, folder: Path) -> None:
+            given[stage.name] = params
+            began = time.process_time()
+            while time.process_time() - began < 0.02:
+                pass
+            if stage.name == ends_at:
+                raise DataError("no more")
+
+        return SimpleNamespace(run=work)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run.stages, "module_of", module_of)
+        _stages(load_params(folder / PARAMS), folder, **{"dataset": False, "one_of_many": False, **how})
+    return given
+
+
+def test_each_stage_is_run_once_and_its_cpu_seconds_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage that failed is not done, and what it took counts when it has gone on."""
+    write_params(tmp_path)
+    write_json(tmp_path / DONE, {"stages": {"population": 7.0}, "cpu": {"population": 6.0, "train": 100.0}})
+    with pytest.raises(DataError, match="no more"):
+        stages_run(tmp_path, monkeypatch, ends_at="evaluate")
+    done, cpu = _spent(tmp_path)
+    assert [*done] == ["population", "train"]
+    assert done["population"] == 7.0
+    assert 0.0 < done["train"] < 60.0
+    assert cpu["population"] == 6.0
+    assert 100.0 < cpu["train"] < 101.0
+    assert 0.0 < cpu["evaluate"] < 1.0
+    first = cpu["evaluate"]
+    assert [*stages_run(tmp_path, monkeypatch)] == ["evaluate", "export", "report"]
+    assert first < _spent(tmp_path)[1]["evaluate"] < first + 1.0
+    assert stages_run(tmp_path, monkeypatch) == {}
+    assert [*stages_run(tmp_path, monkeypatch, dataset=True)] == ["fetch", "buffer"]
+
+
+def test_one_of_many_leaves_the_other_cpus_to_its_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was set stays, and so does every other parameter."""
+    for many, changes, expected in (
+        (True, {}, (0, 1)),
+        (False, {}, ("auto", "auto")),
+        (True, {"runtime.env_workers": 3}, (3, 1)),
+        (True, {"runtime.learners": 2}, (0, 2)),
+    ):
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        write_params(folder, {"runtime.env_workers": "auto", "runtime.learners": "auto", **changes})
+        found = stages_run(folder, monkeypatch, one_of_many=many)["train"]
+        assert (found.runtime.env_workers, found.runtime.learners) == expected
+        whole = load_params(folder / PARAMS)
+        assert found.tracked() == whole.tracked()
+        assert found.runtime.model_copy(update={"env_workers": 9, "learners": 9}) == whole.runtime.model_copy(
+            update={"env_workers": 9, "learners": 9}
+        )
 
 
 def test_a_run_is_an_experiment_of_the_commit_that_its_record_names(tmp_path: Path, settings: list[Setting]) -> None:

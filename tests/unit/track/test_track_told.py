@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from evopipe.mutations import NONE, Mutation
 from evopipe.schema.tracking import TrackingConfig
 from evopipe.searchers.history import Best, Record, Scored
 from evopipe.track.backends.mlflow import _database, _Mlflow, _tracking_uri
-from evopipe.track.console import RunView, _spark
+from evopipe.track.console import RunView, _columns, _spark
 from evopipe.track.events import End, Event, Generation, MemberRow, Message, Progress, Start
 from evopipe.track.locks import Locked
 from evopipe.track.outbox import _keep
@@ -158,6 +159,13 @@ def frames() -> str:
 
 def test_a_terminal_shows_what_it_did_when_someone_looked() -> None:
     assert frames().split("\n") == FRAMES.read_text(encoding="utf-8").split("\n")
+
+
+def test_where_there_is_no_room_the_slot_stands_alone_with_the_fitness() -> None:
+    empty = dict.fromkeys(("what changed", "id", "network", "trend", "act", "from", "loss", "mutation"), Text())
+    rows = [{"slot": Text("3"), "fitness": Text("-1234.5"), **empty, "id": Text("7")}]
+    for width, titles in ((1, ["slot"]), (7, ["slot"]), (13, ["slot", "fitness"]), (17, ["slot", "fitness", "id"])):
+        assert [str(column.header) for column in _columns(rows, width).columns] == titles, width
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import hashlib
 import json
 import operator
 import shutil
@@ -12,11 +13,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import tiny
 from evopipe.errors import DataError, MissingInputError
 from evopipe.params.load import parse_params
 from evopipe.schema.write import dump_yaml
+from evopipe.storage.files import write_json
+from evopipe.storage.folders import write_folder
+from evopipe.storage.tensors import dump_tensors, load_tensors, note_of
+from evopipe.sweep.run import SweptRun
+from evopipe.sweep.settings import Setting
 from evopipe.zoo import row as zoo
 from evopipe.zoo import shown, verify
 from evopipe.zoo import train as training
@@ -240,3 +247,83 @@ def test_a_runs_curve_is_of_its_reports(tmp_path: Path) -> None:
     assert training._curve(tmp_path) == Curve(
         env_steps=(10, 20), eval_steps=(1, 3), elite=(7.5, 8.5), seconds=(0.5, 0.25)
     )
+
+
+def ended(home: Path, seed: int = 7) -> SweptRun:
+    """A run of the row `second` that has ended, with round numbers in its files."""
+    folder = home / "runs" / str(seed)
+    about = {
+        "algo": "dqn",
+        "provenance": {"evopipe": "9.8", "git_revision": "abc", "fingerprint": {"cpu": "z"}, "code_hash": "older"},
+    }
+    files = {"policy.json": json.dumps(about).encode(), "policy.safetensors": dump_tensors({"q": torch.ones(3)})}
+    write_folder(folder / "models/elite", {**files, "README.md": b"# a card"})
+    elite = {"mean": 20.0, "interval": [18.0, 23.0], "std": 4.0, "iqm": 19.0, "agents": {}}
+    write_json(folder / "reports/evaluation.json", {"elite": elite, "episodes": 50, "steps": 999})
+    write_json(folder / "reports/train.json", {"steps": {"training": 4000, "evaluation": 300}, "reason": "target"})
+    head = "generation,step,env_steps,eval_steps,best,mean,elite\n"
+    (folder / "reports/fitness.csv").write_text(f"{head}1,5,10,1,9,8,7.5\n2,10,20,3,9,8,8.5\n")
+    (folder / "reports/timing.csv").write_text("generation,seconds,env_steps,eval_steps\n1,0.5,99,98\n2,0.25,97,96\n")
+    params = zoo.find("second", home).params
+    setting = Setting({}, params.model_copy(update={"seed": seed}), "", str(seed))
+    return SweptRun(setting, folder, 20.0, (18.0, 23.0), 70.0, 123.36)
+
+
+def test_what_is_recorded_of_a_run_is_of_its_files(home: Path) -> None:
+    """And its archive is the elite without what lies beside it: a policy that says where it comes from."""
+    row, swept = zoo.find("second", home), ended(home)
+    found, archive = training.result(row, swept)
+    content = (swept.folder / "models/elite/policy.safetensors").read_bytes()
+    assert found.model_dump() == {
+        "mean": 20.0, "interval": (18.0, 23.0), "std": 4.0, "iqm": 19.0, "episodes": 50,
+        "training_steps": 4000, "evaluation_steps": 300, "cpu_seconds": 123.4,
+        "elite": hashlib.sha256(content).hexdigest(), "params": row.key, "code": zoo.code(),
+        "revision": None, "version": "9.8", "fingerprint": {"cpu": "z"},
+        "curve": {"env_steps": (10, 20), "eval_steps": (1, 3), "elite": (7.5, 8.5), "seconds": (0.5, 0.25)},
+    }  # fmt: skip
+    assert load_tensors(archive)["q"].tolist() == [1.0] * 3
+    assert json.loads(note_of(archive, "it")) == json.loads((swept.folder / "models/elite/policy.json").read_bytes())
+    said: list[str] = []
+    training._record(row, said.append, swept)
+    assert said == ["second: seed 7: 20.0 [18.0, 23.0], 4,300 steps, 123 CPU seconds"]
+    assert (row.trained(), row.archive.read_bytes()) == ({7: found}, archive)
+    with pytest.raises(DataError, match=r"its header does not say what its tensors are"):
+        note_of(content, "it")
+    write_json(swept.folder / "reports/train.json", {"steps": {"training": 4000}})
+    with pytest.raises(DataError, match=rf"^{swept.folder}: is of no run that ended \(KeyError\('evaluation'\)\)"):
+        training.result(row, swept)
+
+
+def test_rows_are_trained_with_the_seeds_that_they_lack_and_one_that_fails_stops_none(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def run(row: Any, seeds: Any, top: Path, jobs: Any, warn: Any, keep: Any) -> None:
+        asked.append((row.name, [*seeds], jobs, top.name))
+        if row.name == "first":
+            raise MissingInputError("no memory")
+        keep(ended(home))
+
+    monkeypatch.setattr(training, "run", run)
+    monkeypatch.setattr(training, "committed", lambda home: True)
+    rows, said, warned = [*zoo.rows(home).values()], list[str](), list[str]()
+    with pytest.raises(MissingInputError, match=r"^1 of 2 rows failed, the first was first: no memory$"):
+        training.train(rows, [1, 5, 2, 4], 3, said.append, warned.append)
+    code = zoo.code()[:12]
+    assert asked == [("first", [5, 4], 3, f"first-{code}"), ("second", [1, 5, 2, 4], 3, f"second-{code}")]
+    assert said == [
+        "first: seeds 5, 4", "second: seeds 1, 5, 2, 4",
+        "second: seed 7: 20.0 [18.0, 23.0], 4,300 steps, 123 CPU seconds",
+    ]  # fmt: skip
+    assert warned == ["first: no memory"]
+    said.clear()
+    training.train(rows[1:], [7], None, said.append, warned.append)
+    training.train(rows[:1], [3, 1], None, said.append, warned.append)
+    assert said == ["second: was trained with all of these seeds", "first: was trained with all of these seeds"]
+    with pytest.raises(MissingInputError, match=r"^no memory$"):
+        training.train(rows[:1], [6], None, said.append, warned.append)
+    assert len(asked) == 3
+    monkeypatch.setattr(training, "committed", lambda home: False)
+    training.train(rows[1:], [8], None, said.append, warned.append)
+    assert warned[1:] == ["zoo: code or pipelines are not as committed: what is recorded names no revision"]

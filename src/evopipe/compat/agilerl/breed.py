@@ -84,7 +84,8 @@ class Breed:
         """
         space = space or self.actions
         if space.bounds is None:
-            return space.own(drawn.numpy())
+            discrete: np.ndarray = space.own(drawn.numpy())
+            return discrete
         drawn = drawn[:, : space.size]
         if self.spec.algo_config.squash:
             return drawn.numpy().reshape(-1, *space.shape)
@@ -221,4 +222,5 @@ class ActionScaling:
         """Convert n actions of A numbers, `[n, A]` in [-1, 1], to the environment's units, between the bounds of the
         action space."""
         space: ActionSpace = self._breed.actions
-        return space.own(np.asarray(action, np.float32).reshape(-1, space.size))
+        scaled: np.ndarray = space.own(np.asarray(action, np.float32).reshape(-1, space.size))
+        return scaled
