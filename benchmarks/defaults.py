@@ -41,7 +41,6 @@ SEEDS = {
     "dqn-mountaincar": 5,
     "td3-mountaincar-continuous": 5,
     "td3-pendulum": 5,
-    "ddpg-pendulum": 5,
 }
 BACKENDS = dict.fromkeys(SEEDS.keys() - {"ppo-cartpole", "sac-pendulum"}, "c")
 """Whose environment steps in another way than the file says: the same steps by other last bits, in fewer seconds."""

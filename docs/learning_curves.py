@@ -76,10 +76,8 @@ TESTS = {
 """What `make test-slow` asks of an algorithm on a pipeline, and the test, below `tests/learning/`."""
 _SERIAL = " Members are trials, one at a time: another begins where one has lived `train.max_steps`."
 NOTES = {
-    ("ddpg", "ddpg-pendulum"): _SERIAL,
     ("dqn", "dqn-cartpole"): _SERIAL,
     ("dqn", "dqn-mountaincar"): _SERIAL,
-    ("td3", "ddpg-pendulum"): _SERIAL,
     ("td3", "td3-mountaincar-continuous"): _SERIAL,
     ("dqn", "dqn-minigrid"): " It needs the extra `minigrid`, and is left out without.",
     ("ppo", "ppo-acrobot"): " The runs shown are tournaments of four, as the pipeline was before decision 0047.",

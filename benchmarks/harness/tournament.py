@@ -18,7 +18,6 @@ LIVES = {
     "dqn-mountaincar": 100_000,
     "td3-mountaincar-continuous": 60_000,
     "td3-pendulum": 30_000,
-    "ddpg-pendulum": 30_000,
 }
 """The pipelines that search one trial at a time, and `train.max_steps` of a member of the tournament."""
 
