@@ -71,6 +71,9 @@ bench-search: setup ## search strategies against tuners, by real runs (hours; go
 	for task in cartpole pendulum acrobot; do for space in narrow hard; do \
 	  python benchmarks/search.py $$task --space $$space --seeds $(or $(SEARCH_SEEDS),20) --confirm $(or $(SEARCH_CONFIRM),full) || exit 1; \
 	done; done
+	for task in mountaincar cartpole_dqn mountaincar_continuous acrobot_dqn mountaincar_dqn; do for space in hard narrow; do \
+	  python benchmarks/search.py $$task --space $$space --seeds $(or $(SEARCH_SEEDS),20) --confirm $(or $(SEARCH_CONFIRM),sequential) || exit 1; \
+	done; done
 	python benchmarks/make_page.py
 
 zoo: setup ## train what is missing of the zoo, the cheapest rows first (hours; goes on where it was; ZOO_SEEDS=1-5)

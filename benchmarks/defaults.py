@@ -31,8 +31,18 @@ import evopipe  # noqa: E402
 from evopipe.schema.read import parse_yaml, read_yaml  # noqa: E402
 
 KEPT = Path(__file__).parent / "results" / "defaults.csv"
-SEEDS = {"ppo-cartpole": 10, "sac-pendulum": 10, "ppo-acrobot": 5}
-BACKENDS = {"ppo-acrobot": "c"}
+SEEDS = {
+    "ppo-cartpole": 10,
+    "sac-pendulum": 10,
+    "ppo-acrobot": 5,
+    "dqn-cartpole": 5,
+    "qrdqn-cartpole": 5,
+    "ppo-mountaincar": 5,
+    "dqn-mountaincar": 5,
+    "td3-mountaincar-continuous": 5,
+    "td3-pendulum": 5,
+}
+BACKENDS = dict.fromkeys(SEEDS.keys() - {"ppo-cartpole", "sac-pendulum"}, "c")
 """Whose environment steps in another way than the file says: the same steps by other last bits, in fewer seconds."""
 SETTINGS = ("tournament", "own")
 
@@ -127,7 +137,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pipelines", nargs="*", metavar="PIPELINE", help=f"of {', '.join(SEEDS)}; none: all")
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=SETTINGS)
-    parser.add_argument("--seeds", type=int, nargs="+", help="none: 1 to 10, of Acrobot 1 to 5")
+    parser.add_argument("--seeds", type=int, nargs="+", help="none: 1 to 5, of ppo-cartpole and sac-pendulum 1 to 10")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="try it, and keep nothing")
     args = parser.parse_args(arguments)
     tried: list[Row] = []

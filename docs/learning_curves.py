@@ -75,9 +75,13 @@ TESTS = {
 }  # fmt: skip
 """What `make test-slow` asks of an algorithm on a pipeline, and the test, below `tests/learning/`."""
 _SERIAL = " Members are trials, one at a time: another begins where one has lived `train.max_steps`."
+_BEFORE = " The runs shown are tournaments of four, as the pipeline was before decision 0047."
 NOTES = {
+    ("dqn", "dqn-cartpole"): _BEFORE,
+    ("dqn", "dqn-mountaincar"): _BEFORE,
+    ("td3", "td3-mountaincar-continuous"): _BEFORE,
     ("dqn", "dqn-minigrid"): " It needs the extra `minigrid`, and is left out without.",
-    ("ppo", "ppo-acrobot"): " The runs shown are tournaments of four, as the pipeline was before decision 0047.",
+    ("ppo", "ppo-acrobot"): _BEFORE,
     ("ppo", "ppo-cartpole"): _SERIAL,
     ("sac", "sac-halfcheetah"): " It needs the extra `mujoco`, and is left out without.",
     ("sac", "sac-pendulum"): _SERIAL,

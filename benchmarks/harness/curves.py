@@ -50,20 +50,33 @@ TASKS = {
     "cartpole": Task("ppo-cartpole", 475.0, 4096, 65_536, lowest=0.0),
     "acrobot": Task("ppo-acrobot", -100.0, 8192, 131_072, lowest=-500.0),
     "pendulum": Task("sac-pendulum", -200.0, 1000, 15_000, lowest=-2000.0),  # who hangs still has −1974
+    "mountaincar": Task("ppo-mountaincar", -110.0, 16_384, 327_680, lowest=-200.0),
+    "mountaincar_continuous": Task("td3-mountaincar-continuous", 90.0, 5000, 60_000, lowest=-100.0),
+    "cartpole_dqn": Task("dqn-cartpole", 475.0, 2000, 40_000, lowest=0.0),
+    "acrobot_dqn": Task("dqn-acrobot", -100.0, 4000, 80_000, lowest=-500.0),
+    "mountaincar_dqn": Task("dqn-mountaincar", -110.0, 5000, 100_000, lowest=-200.0),
     "lander": Task("ppo-lunarlander", 200.0, 16_384, 491_520, backend="sync"),
+}
+_ACTOR_CRITIC = {
+    "lr_actor": Bound(1e-6, 1e-1, log=True),
+    "lr_critic": Bound(1e-6, 1e-1, log=True),
+    "tau": Bound(0.01, 1.0, log=True),
+    "batch_size": Bound(32, 256, whole=True),
 }
 HARD = {
     "ppo": {
         "lr": Bound(1e-6, 1e-1, log=True), "ent_coef": Bound(0.0, 0.5), "clip": Bound(0.01, 0.5),
         "gae_lambda": Bound(0.8, 0.9999), "batch_size": Bound(128, 512, whole=True),
     },
-    "sac": {
-        "lr_actor": Bound(1e-6, 1e-1, log=True), "lr_critic": Bound(1e-6, 1e-1, log=True),
-        "tau": Bound(0.01, 1.0, log=True), "batch_size": Bound(32, 256, whole=True),
+    "dqn": {
+        "lr": Bound(1e-6, 1e-1, log=True), "tau": Bound(0.01, 1.0, log=True), "batch_size": Bound(16, 128, whole=True),
     },
+    "sac": _ACTOR_CRITIC,
+    "td3": _ACTOR_CRITIC,
 }  # fmt: skip
 """ARLBench's spaces (Becktepe et al., 2024, https://arxiv.org/abs/2409.18827), as far as a member has the value: what
-it normalises, and the number of its environments, belong to the run here."""
+it normalises, and the number of its environments, belong to the run here. TD3 has that of SAC; DQN's batches go to 128,
+as some of our files have them."""
 SPACES = ("narrow", "hard")
 OWN = "configured"
 """The table of the values that the pipeline's file sets, which are one draw."""

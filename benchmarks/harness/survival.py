@@ -23,6 +23,11 @@ TITLES = {
     "cartpole": "CartPole, PPO",
     "acrobot": "Acrobot, PPO",
     "pendulum": "Pendulum, SAC",
+    "mountaincar": "MountainCar, PPO",
+    "mountaincar_continuous": "MountainCarContinuous, TD3",
+    "cartpole_dqn": "CartPole, DQN",
+    "acrobot_dqn": "Acrobot, DQN",
+    "mountaincar_dqn": "MountainCar, DQN",
     "lander": "LunarLander, PPO",
 }
 _RESAMPLES = 20_000

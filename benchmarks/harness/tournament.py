@@ -8,7 +8,17 @@ from typing import Any
 
 from evopipe.schema.read import read_yaml
 
-LIVES = {"ppo-cartpole": 130_000, "ppo-acrobot": 250_000, "sac-pendulum": 30_000}
+LIVES = {
+    "ppo-cartpole": 130_000,
+    "ppo-acrobot": 250_000,
+    "sac-pendulum": 30_000,
+    "dqn-cartpole": 100_000,
+    "qrdqn-cartpole": 100_000,
+    "ppo-mountaincar": 500_000,
+    "dqn-mountaincar": 100_000,
+    "td3-mountaincar-continuous": 60_000,
+    "td3-pendulum": 30_000,
+}
 """The pipelines that search one trial at a time, and `train.max_steps` of a member of the tournament."""
 
 

@@ -29,6 +29,7 @@ SHORT: dict[str, dict[str, Any]] = {
     },
     "fetch": {"collect": {"episodes": 10, "policies": {"random": 1.0}, "policy_path": None, "max_steps": None}},
     "population": {"size": 4, "start": None},
+    "search": {"strategy": "tournament", "budget": None},
     "tracking": {"backends": []},
 }  # fmt: skip
 """Three generations, with enough work in each to be divided."""

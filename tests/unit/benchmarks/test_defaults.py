@@ -38,7 +38,7 @@ def test_benchmarks_go_on_with_a_tournament_of_four(name: str) -> None:
 
 
 def test_other_pipelines_are_as_their_files_say() -> None:
-    assert tournament.of(path_of("dqn-cartpole")) == read_yaml(path_of("dqn-cartpole")).data
+    assert tournament.of(path_of("dqn-lunarlander")) == read_yaml(path_of("dqn-lunarlander")).data
 
 
 def test_the_page_has_the_table_of_the_runs_that_are_kept() -> None:
