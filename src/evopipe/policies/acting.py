@@ -17,6 +17,7 @@ import torch
 from evopipe.algos import Algorithm, Answers, on_policy
 from evopipe.core import numpy_policy
 from evopipe.core.cohort import Cohort, Pace, dissolve, form
+from evopipe.core.frozen import arrays_of
 from evopipe.core.member import Member, names_of, tensor_kinds
 from evopipe.core.normalise import SHOWN
 from evopipe.core.structure import Widths, acting_networks
@@ -27,7 +28,6 @@ from evopipe.errors import UsageError
 from evopipe.ops.policy import best_legal
 from evopipe.ops.value import pick
 from evopipe.rng import Purpose, Stream
-from evopipe.run.frozen import arrays_of
 from evopipe.storage.tensors import dump_arrays
 
 PROGRAM = "policy.pt2"

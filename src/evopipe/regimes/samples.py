@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,9 +15,11 @@ from torch import Tensor
 
 from evopipe.core.cohort import Cohort
 from evopipe.core.net import score
-from evopipe.language.base import Base
-from evopipe.run.text import TextSpec
 from evopipe.types import Text
+
+if TYPE_CHECKING:  # shards of environments hold samples too, and need no language model
+    from evopipe.language.base import Base
+    from evopipe.run.text import TextSpec
 
 EACH = 8  # completions of each member
 _ROUNDS = 3  # latest generations of which they are kept

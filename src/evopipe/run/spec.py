@@ -20,6 +20,7 @@ from evopipe.core.arch import Arch
 from evopipe.core.cohort import Cohort, Grouping, Pace, create, form
 from evopipe.core.fit import forms_of_networks, forms_of_rows
 from evopipe.core.fit import misfit as misfit_of
+from evopipe.core.frozen import arrays_of
 from evopipe.core.graphs import Paths
 from evopipe.core.member import Member, tensor_kinds
 from evopipe.core.module import Module
@@ -31,7 +32,6 @@ from evopipe.native import build
 from evopipe.params.search import SearchConfig
 from evopipe.rng import Purpose
 from evopipe.run.curriculum import Curriculum
-from evopipe.run.frozen import arrays_of
 from evopipe.run.league import League
 from evopipe.schema.declare import evolvable
 from evopipe.schema.env import EnvConfig

@@ -31,7 +31,7 @@ STAGES: dict[str, Any] = read_yaml(ROOT / "dvc.yaml").data["stages"]
 NEUTRAL = (
     "params/", "schema/", "stages/", "storage/", "track/",
     "__init__.py", "__main__.py", "cli.py", "cli_agent.py", "cli_env.py", "cli_params.py", "cli_shared.py",
-    "cli_zoo.py", "errors.py", "formats.py", "layout.py", "own.py", "parallel.py",
+    "cli_zoo.py", "errors.py", "formats.py", "imports.py", "layout.py", "own.py", "parallel.py",
     "plugins.py", "signals.py", "version.py", "watchdog.py",
 )  # fmt: skip
 

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from evopipe.algos import Algorithm
 from evopipe.core.arch import Arch
 from evopipe.core.member import Member
 from evopipe.core.normalise import Normaliser
 from evopipe.core.structure import Widths, acting_networks
-from evopipe.envs.spaces import ActionSpace
+
+if TYPE_CHECKING:
+    from evopipe.algos import Algorithm
 
 
 def arrays_of(
-    algo: Algorithm, cfg: Any, member: Member, widths: Mapping[str, Widths], space: ActionSpace
+    algo: Algorithm, cfg: Any, member: Member, widths: Mapping[str, Widths], space: Any
 ) -> dict[str, np.ndarray]:
     """Return the greedy policy of a member as arrays by name, in the form that `core.numpy_policy` reads.
 
@@ -26,7 +27,7 @@ def arrays_of(
         cfg: the algorithm's configuration.
         member: the member.
         widths: the input and output width of every network, by the network's name.
-        space: the environment's action space.
+        space: the environment's action space, an `envs.spaces.ActionSpace`.
 
     Raises:
         ValueError: actions are mixed, or the network is no plain perceptron with an output for each action; the message
