@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,17 +13,12 @@ from evopipe.core.member import Member
 from evopipe.core.normalise import Normaliser
 from evopipe.core.structure import Widths, acting_networks
 
-if TYPE_CHECKING:
-    from evopipe.algos import Algorithm
 
-
-def arrays_of(
-    algo: Algorithm, cfg: Any, member: Member, widths: Mapping[str, Widths], space: Any
-) -> dict[str, np.ndarray]:
+def arrays_of(algo: Any, cfg: Any, member: Member, widths: Mapping[str, Widths], space: Any) -> dict[str, np.ndarray]:
     """Return the greedy policy of a member as arrays by name, in the form that `core.numpy_policy` reads.
 
     Args:
-        algo: the algorithm.
+        algo: the algorithm, an `algos.Algorithm`.
         cfg: the algorithm's configuration.
         member: the member.
         widths: the input and output width of every network, by the network's name.
