@@ -212,8 +212,9 @@ def test_a_language_model_leaves_the_kernels_as_they_are() -> None:
 
 
 def test_an_update_without_memory_is_an_error_and_not_a_diverged_member() -> None:
+    weight = torch.ones(1)  # the kernel reads it
     with pytest.raises(MemoryError, match="the kernels need more"):
-        build.done(build.load().value_update(*starving(torch.ones(1)), 1))
+        build.done(build.load().value_update(*starving(weight), 1))
 
 
 def test_they_know_every_activation() -> None:

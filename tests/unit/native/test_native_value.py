@@ -219,7 +219,7 @@ def test_threads_share_members_out_and_change_no_bit() -> None:
     try:
         kernels.share_among(4)
         assert after_three() == right
-        assert kernels.value_update(*starving(torch.ones(2)), 2) == 1
+        assert kernels.value_update(*starving(weight := torch.ones(2)), len(weight)) == 1  # the kernel reads it
         assert after_three() == right, "who comes after has memory"
         if sys.platform.startswith("linux"):
             until = time.monotonic() + 60.0  # a thread that has not run yet has not stood back either
