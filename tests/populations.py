@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -16,12 +18,13 @@ from evopipe import algos, rng
 from evopipe.core.cohort import Cohort, dissolve
 from evopipe.core.member import Member
 from evopipe.envs.pool import EnvPool
+from evopipe.envs.workers import Workers
 from evopipe.memory.rollout import Rollout, StepLayout
 from evopipe.mutations import NONE, Mutation, Traits, mutate
 from evopipe.params.load import Params
 from evopipe.params.search import SearchConfig
 from evopipe.problems.env import begin
-from evopipe.problems.specs import spaces_of
+from evopipe.problems.specs import make_spec, spaces_of
 from evopipe.regimes.learn import discount_rate
 from evopipe.regimes.on_policy import OnPolicy
 from evopipe.regimes.rollouts import learn_from_rollout
@@ -174,6 +177,15 @@ def finish(run: Run) -> None:
     """Advance a run to its end."""
     while not run.reason:
         go_on(run)
+
+
+@contextlib.contextmanager
+def begun(params: Params, workers: Workers | None = None, league: Path | None = None) -> Iterator[Run]:
+    """A run by its parameters, from its first members on; it is closed at the end of the block."""
+    spec = make_spec(params)
+    members, births = first_members(spec, params.population.size)
+    with contextlib.closing(begin(spec, members, None, births, workers, league=league)) as run:
+        yield run
 
 
 def go_on(run: Run) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,10 @@ from evopipe.envs.workers import Workers
 from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError
 from evopipe.layout import LINEAGE
 from evopipe.params.load import Params, parse_params
-from evopipe.problems.env import begin
-from evopipe.problems.specs import make_spec
-from evopipe.run.run import Run
-from evopipe.run.spec import first_members
 from evopipe.searchers.history import read_lineage
 from evopipe.stages import population, train
 from evopipe.storage.checkpoint import CheckpointStore
-from populations import equal_states
+from populations import begun, equal_states, go_on
 
 SMALL: dict[str, Any] = {
     "env": {"id": "taught:Level-v0", "num_envs": 4},
@@ -70,28 +65,11 @@ def small(train: dict[str, Any] | None = None, **more: Any) -> Params:
     return found
 
 
-@contextlib.contextmanager
-def begun(params: Params, workers: Workers | None = None) -> Iterator[Run[Any]]:
-    spec = make_spec(params)
-    members, births = first_members(spec, params.population.size)
-    with contextlib.closing(begin(spec, members, None, births, workers)) as run:
-        yield run
-
-
-def step(run: Run[Any]) -> None:
-    if run.clock.generation_over and run.waiting:
-        run.turn()
-    elif run.clock.generation_over:
-        run.close_generation(lambda: False)
-    else:
-        run.advance()
-
-
 def test_members_train_in_the_lessons_and_are_scored_in_the_environment_of_the_parameters() -> None:
     with begun(small()) as run:
         seen = []
         while not run.reason:
-            step(run)
+            go_on(run)
             if run.clock.here == 0:
                 seen.append(run.told[0]["charts/episodic_return"][0])
         levels = [1, 2, 3, 4]
@@ -109,12 +87,12 @@ def test_a_run_that_stopped_and_one_with_workers_come_to_the_same_bits(kind: str
     params = small(**KINDS[kind])
     with begun(params) as straight:
         while not straight.reason:
-            step(straight)
+            go_on(straight)
         expected = straight.state()
     assert len({str(record.curriculum) for record in straight.lineage}) > 3
     with Workers(2) as workers, begun(params, workers) as divided:
         while not divided.reason:
-            step(divided)
+            go_on(divided)
         assert divided.regime.world.pool.worker_count == 2
         assert divided.lineage == straight.lineage
         assert equal_states(divided.state(), expected) == []
@@ -122,7 +100,7 @@ def test_a_run_that_stopped_and_one_with_workers_come_to_the_same_bits(kind: str
     with contextlib.ExitStack() as held:
         run = held.enter_context(begun(params))
         while not run.reason:
-            step(run)
+            go_on(run)
             if draw.random() < 0.1:
                 count += 1
                 store.save(count, *run.state())
@@ -142,7 +120,7 @@ def test_one_that_changes_nothing_changes_no_bit() -> None:
     for name in (None, "taught:as_it_is"):
         with begun(small({"curriculum": name, "max_steps": 160})) as run:
             while not run.reason:
-                step(run)
+                go_on(run)
             lineages.append([(record.members, record.champion, record.children) for record in run.lineage])
             assert run.lineage[-1].curriculum == (None if name is None else {})
     assert lineages[0] == lineages[1]
@@ -165,7 +143,7 @@ def test_a_faulty_one_is_told_in_a_sentence(name: str, workers: int) -> None:
         begun(small({"curriculum": name}), helpers) as run,
     ):
         while not run.reason:
-            step(run)
+            go_on(run)
 
 
 @pytest.mark.thorough

@@ -3,7 +3,6 @@ environments, and what is refused before they begin."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -14,12 +13,9 @@ import pytest
 from evopipe.envs.workers import Workers
 from evopipe.errors import EnvironmentFailed, ParamsError
 from evopipe.params.load import Params, parse_params
-from evopipe.problems.env import begin
 from evopipe.problems.env_check import check
-from evopipe.problems.specs import make_spec
 from evopipe.run.run import Run
-from evopipe.run.spec import first_members
-from populations import advance, equal_states, finish
+from populations import advance, begun, equal_states, finish
 
 BITS = 6
 NET = {"network": {"encoder": [8], "latent": 8}, "learn_step": 8, "batch_size": 8}
@@ -45,14 +41,6 @@ def small(replay: dict[str, Any] | None = None, env: dict[str, Any] | None = Non
 
 
 REACH = {"id": "goal_envs:Reach-v0", "kwargs": {}}
-
-
-@contextlib.contextmanager
-def begun(params: Params, workers: Workers | None = None) -> Iterator[Run[Any]]:
-    spec = make_spec(params)
-    members, births = first_members(spec, params.population.size)
-    with contextlib.closing(begin(spec, members, None, births, workers)) as run:
-        yield run
 
 
 def held(run: Run[Any]) -> Iterator[np.ndarray]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,17 +21,13 @@ from evopipe.envs.workers import Workers
 from evopipe.errors import DataError, EvopipeError, MissingInputError, ParamsError
 from evopipe.params.load import Params, parse_params
 from evopipe.problems import check
-from evopipe.problems.env import begin
-from evopipe.problems.specs import make_spec
 from evopipe.run.league import League
-from evopipe.run.run import Run
-from evopipe.run.spec import first_members
 from evopipe.schema.train import SelfPlayConfig
 from evopipe.searchers.history import Opponent, read_lineage
 from evopipe.stages import population, train
 from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.storage.tensors import dump_arrays
-from populations import equal_states
+from populations import begun, equal_states, go_on
 
 SMALL: dict[str, Any] = {
     "env": {"id": "games_for_tests:Nim-v0", "num_envs": 4},
@@ -61,30 +56,13 @@ def small(train: dict[str, Any] | None = None, **more: Any) -> Params:
     return found
 
 
-@contextlib.contextmanager
-def begun(params: Params, league: Path | None = None, workers: Workers | None = None) -> Iterator[Run[Any]]:
-    spec = make_spec(params)
-    members, births = first_members(spec, params.population.size)
-    with contextlib.closing(begin(spec, members, None, births, workers, league=league)) as run:
-        yield run
-
-
-def step(run: Run[Any]) -> None:
-    if run.clock.generation_over and run.waiting:
-        run.turn()
-    elif run.clock.generation_over:
-        run.close_generation(lambda: False)
-    else:
-        run.advance()
-
-
 def test_the_best_of_each_generation_joins_and_the_newest_stay(tmp_path: Path) -> None:
-    with begun(small(), tmp_path) as run:
+    with begun(small(), league=tmp_path) as run:
         best, league, asked = [], [], []
         while not run.reason:
             if run.clock.generation_over:
                 before = {member.id: member for member in run.members}
-            step(run)
+            go_on(run)
             if run.clock.here == 0:
                 record = run.lineage[-1]
                 first = max(record.members, key=lambda each: (each.fitness, -each.slot))
@@ -102,7 +80,7 @@ def test_the_best_of_each_generation_joins_and_the_newest_stay(tmp_path: Path) -
 
 def test_every_second_generation_and_what_an_environment_is_asked_for(tmp_path: Path) -> None:
     cfg = SelfPlayConfig(every=2, keep=3, latest=0.2, fixed=0.5)
-    with begun(small(), tmp_path) as run:
+    with begun(small(), league=tmp_path) as run:
         (one, two) = run.members
         league = League(cfg, run.league._arrays, {"sticks": 7}, tmp_path)  # type: ignore[union-attr]
         scored = [scored_by(one, 1.0), scored_by(two, 1.0)]
@@ -131,27 +109,27 @@ def scored_by(member: Any, fitness: float) -> Any:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_stopped_and_one_with_workers_come_to_the_same_bits(kind: str, tmp_path: Path) -> None:
     params = small(**KINDS[kind])
-    with begun(params, tmp_path / "straight") as straight:
+    with begun(params, league=tmp_path / "straight") as straight:
         while not straight.reason:
-            step(straight)
+            go_on(straight)
         expected = straight.state()
     assert len(straight.opponents) == 2
-    with Workers(2) as workers, begun(params, None, workers) as divided:
+    with Workers(2) as workers, begun(params, workers) as divided:
         while not divided.reason:
-            step(divided)
+            go_on(divided)
         assert divided.regime.world.pool.worker_count == 2
         assert divided.lineage == straight.lineage
         assert equal_states(divided.state(), expected) == []
     store, draw, count = CheckpointStore(tmp_path / "states"), random.Random(3), 0
     with contextlib.ExitStack() as held:
-        run = held.enter_context(begun(params, tmp_path / "league"))
+        run = held.enter_context(begun(params, league=tmp_path / "league"))
         while not run.reason:
-            step(run)
+            go_on(run)
             if draw.random() < 0.2:
                 count += 1
                 store.save(count, *run.state())
                 held.close()
-                run, loaded = held.enter_context(begun(params, tmp_path / "league")), store.load()
+                run, loaded = held.enter_context(begun(params, league=tmp_path / "league")), store.load()
                 assert loaded is not None
                 assert run.restore(loaded.tensors, loaded.meta) == 0
         assert count > 3
@@ -162,9 +140,9 @@ def test_a_run_that_stopped_and_one_with_workers_come_to_the_same_bits(kind: str
 
 @pytest.mark.parametrize("fault", ["damaged", "missing"])
 def test_a_run_whose_opponents_are_others_does_not_go_on(fault: str, tmp_path: Path) -> None:
-    with begun(small(), tmp_path / "league") as run:
+    with begun(small(), league=tmp_path / "league") as run:
         while not run.opponents:
-            step(run)
+            go_on(run)
         tensors, meta = run.state()
     (file,) = (tmp_path / "league").iterdir()
     if fault == "missing":
@@ -173,7 +151,7 @@ def test_a_run_whose_opponents_are_others_does_not_go_on(fault: str, tmp_path: P
     else:
         file.write_bytes(file.read_bytes()[:-1] + b"!")
         error, sentence = DataError, "this opponent's bytes have the hash"
-    with begun(small(), tmp_path / "league") as run, pytest.raises(error, match=sentence):
+    with begun(small(), league=tmp_path / "league") as run, pytest.raises(error, match=sentence):
         run.restore(tensors, meta)
 
 
