@@ -49,6 +49,12 @@ class Session:
     def __init__(self) -> None:
         self.lamps, self.left, self.need, self.least = 0, 0, 0, 0
 
+    @property
+    def needed(self) -> list[str]:
+        """The switches whose press brings the end nearer."""
+        nearer = needed(self.lamps) - 1
+        return [switch for place, switch in enumerate(SWITCHES) if needed(pressed(self.lamps, place)) == nearer]
+
     def answer(self, message: dict[str, Any]) -> dict[str, Any]:
         """Return what a message of a client is answered with."""
         kind, data = message["type"], message["data"]

@@ -1,0 +1,1 @@
+../lights.py
