@@ -6,6 +6,7 @@ import atexit
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +51,16 @@ class Demonstrations:
         return float(completion == row["messages"][1]["content"])
 
 
+@cache
 def begun(port: int) -> str:
-    """Begin a server, which ends with this process; return its name as an environment.
+    """Begin a server, unless this process has one, which ends with this process; return its name as an environment.
 
     Raises:
         EnvironmentFailed: it does not begin.
     """
     command = [sys.executable, str(Path(__file__).with_name("server.py")), str(port)]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    server = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
     atexit.register(ended, server)
     assert server.stdout is not None
     assert server.stderr is not None

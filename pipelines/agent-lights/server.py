@@ -1,4 +1,4 @@
-"""Four lamps in a row, as a server that speaks OpenEnv's messages: `python server.py PORT`.
+"""Four lamps in a row, as a server that speaks OpenEnv's messages until its standard input ends: `python server.py PORT`.
 
 Who presses a lamp's switch toggles the lamp and those beside it. A session is an episode of at most three presses. A
 press that brings the end nearer than it was before earns that share of the presses that were needed, so that an episode
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+import threading
 from functools import reduce
 from itertools import combinations
 from typing import Any
@@ -88,5 +89,6 @@ def handle(socket: ServerConnection) -> None:
 
 if __name__ == "__main__":
     with serve(handle, "127.0.0.1", int(sys.argv[1])) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
         print("ready", flush=True)
-        server.serve_forever()
+        sys.stdin.read()  # it ends with the process that began it, however that ends

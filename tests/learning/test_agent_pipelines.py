@@ -76,6 +76,23 @@ def test_a_tool_user_follows_the_notes_to_the_key(pipeline: Any) -> None:
     assert found["elite"]["mean"] >= 0.9
 
 
+def test_an_item_of_a_store_is_found_and_counted_by_the_tools_of_a_server(
+    pipeline: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mcp", reason="an extra of its own: pip install 'evopipe[mcp]'")
+    monkeypatch.chdir(ROOT / "pipelines/agent-stock")  # where the server's command finds it
+    found = pipeline("agent-stock", "stock").train()
+    assert found["base"]["mean"] <= 0.6
+    assert found["elite"]["mean"] >= 0.9
+
+
+def test_lamps_of_a_server_are_turned_off(pipeline: Any) -> None:
+    pytest.importorskip("websockets", reason="an extra of its own: pip install 'evopipe[openenv]'")
+    found = pipeline("agent-lights", "lights").train()
+    assert found["base"]["mean"] <= 0.6
+    assert found["elite"]["mean"] >= 0.9
+
+
 def test_a_hidden_digit_is_found_in_three_guesses_from_random_weights(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
