@@ -1,4 +1,4 @@
-"""Four lamps in a row, as a server that speaks OpenEnv's messages until its standard input ends: `python server.py PORT`.
+"""Four lamps in a row, at a server that speaks OpenEnv's messages until its input ends: `python server.py PORT`.
 
 Who presses a lamp's switch toggles the lamp and those beside it. A session is an episode of at most three presses. A
 press that brings the end nearer than it was before earns that share of the presses that were needed, so that an episode

@@ -81,7 +81,9 @@ def test_a_run_that_plays_rounds_ahead_and_is_killed_twenty_times_goes_on_to_the
     """Two rounds are under way when it is killed, by weights of two rounds before."""
     script, kills = tmp_path / "run.py", 20
     script.write_text(
-        SCRIPT.replace('"trainer.total_training_steps": 60', '"agents.staleness": 2, "trainer.total_training_steps": 70')
+        SCRIPT.replace(
+            '"trainer.total_training_steps": 60', '"agents.staleness": 2, "trainer.total_training_steps": 70'
+        )
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(evopipe.__file__).parent.parent)}
 
