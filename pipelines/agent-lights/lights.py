@@ -41,7 +41,7 @@ class Demonstrations:
         told = session.answer({"type": "reset", "data": {"seed": seed}})["data"]
         while not told["done"]:
             lamps = told["observation"]["lamps"]
-            switch = str(rng.choice(session.needed)) if rng.random() < self.attentive else str(lamps.index("1"))
+            switch = session.needed[0] if rng.random() < self.attentive else str(lamps.index("1"))
             chat += [{"role": "user", "content": lamps}, {"role": "assistant", "content": switch}]
             told = session.answer({"type": "step", "data": {"message": switch}})["data"]
         return chat

@@ -1,8 +1,8 @@
 """Four lamps in a row, at a server that speaks OpenEnv's messages until its input ends: `python server.py PORT`.
 
 Who presses a lamp's switch toggles the lamp and those beside it. A session is an episode of at most three presses. A
-press that brings the end nearer than it was before earns that share of the presses that were needed, so that an episode
-is worth 1 if no lamp is on at its end.
+press earns the share of the presses that were needed at first by which it brings the end nearer, and loses it where it
+leads away, so that an episode is worth 1 if no lamp is on at its end.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Session:
     """The lamps of one episode."""
 
     def __init__(self) -> None:
-        self.lamps, self.left, self.need, self.least = 0, 0, 0, 0
+        self.lamps, self.left, self.need = 0, 0, 0
 
     @property
     def needed(self) -> list[str]:
@@ -61,15 +61,14 @@ class Session:
         kind, data = message["type"], message["data"]
         if kind == "reset":
             self.lamps, self.left = drawn(int(data["seed"])), PRESSES
-            self.need = self.least = needed(self.lamps)
+            self.need = needed(self.lamps)
             return self._told(None)
         if kind != "step":
             return {"type": "error", "data": {"message": f"{kind!r:.40} is neither reset nor step"}}
-        before, self.left = self.least, self.left - 1
+        before, self.left = needed(self.lamps), self.left - 1
         if (place := data.get("message")) in SWITCHES:  # what else is said presses nothing
             self.lamps = pressed(self.lamps, SWITCHES.index(place))
-        self.least = min(before, needed(self.lamps))
-        return self._told((before - self.least) / self.need)
+        return self._told((before - needed(self.lamps)) / self.need)
 
     def _told(self, reward: float | None) -> dict[str, Any]:
         shown = {"lamps": f"{self.lamps:0{LAMPS}b}"[::-1]}
