@@ -2,7 +2,7 @@
 
 Who presses a lamp's switch toggles the lamp and those beside it. A session is an episode of at most three presses. A
 press earns the share of the presses that were needed at first by which it brings the end nearer, and loses it where it
-leads away, so that an episode is worth 1 if no lamp is on at its end.
+leads away, or is none, so that an episode is worth 1 if no lamp is on at its end.
 """
 
 from __future__ import annotations
@@ -66,8 +66,9 @@ class Session:
         if kind != "step":
             return {"type": "error", "data": {"message": f"{kind!r:.40} is neither reset nor step"}}
         before, self.left = needed(self.lamps), self.left - 1
-        if (place := data.get("message")) in SWITCHES:  # what else is said presses nothing
-            self.lamps = pressed(self.lamps, SWITCHES.index(place))
+        if (place := data.get("message")) not in SWITCHES:
+            return self._told(-1 / self.need)  # as what leads away, or it would be the safest that one can say
+        self.lamps = pressed(self.lamps, SWITCHES.index(place))
         return self._told((before - needed(self.lamps)) / self.need)
 
     def _told(self, reward: float | None) -> dict[str, Any]:

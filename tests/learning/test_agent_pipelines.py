@@ -93,13 +93,15 @@ def test_lamps_of_a_server_are_turned_off(pipeline: Any) -> None:
     assert found["elite"]["mean"] >= 0.9
 
 
+@pytest.mark.parametrize(("name", "package"), [("guess", "gymnasium"), ("number", "textarena")])
 def test_a_hidden_digit_is_found_in_three_guesses_from_random_weights(
-    seed: int, monkeypatch: pytest.MonkeyPatch
+    name: str, package: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = ROOT / "pipelines/agent-guess"
+    pytest.importorskip(package)
+    folder = ROOT / f"pipelines/agent-{name}"
     monkeypatch.syspath_prepend(str(folder))
     config = [str(folder / "params.yaml"), f"seed={seed}", "tracking.backends=[]"]
-    found = import_module("guess").make(config).train().evaluation
+    found = import_module(name).make(config).train().evaluation
     print(seed, found["base"]["mean"], found["elite"]["mean"])
     assert found["base"]["mean"] <= 0.6
     assert found["elite"]["mean"] >= 0.9

@@ -200,12 +200,12 @@ def test_lamps_go_off_by_the_presses_that_are_needed_and_each_earns_its_share(mo
     assert len(seen) == 14  # but for one of sixteen that needs four presses, and for that in which all are off
 
 
-def test_what_is_no_switch_presses_nothing_and_costs_a_press(module: Any) -> None:
+def test_what_is_no_switch_presses_nothing_and_costs_as_much_as_what_leads_away(module: Any) -> None:
     session = module("server", "lights").Session()
     first = session.answer({"type": "reset", "data": {"seed": 1}})["data"]["observation"]
     for message, done in (("", False), ("9", False), (None, True)):
         told = session.answer({"type": "step", "data": {"message": message}})["data"]
-        assert (told["observation"], told["reward"], told["done"]) == (first, 0.0, done)
+        assert (told["observation"], told["reward"], told["done"]) == (first, -1 / session.need, done)
     assert session.answer({"type": "state", "data": {}})["type"] == "error"
 
 
