@@ -1,54 +1,18 @@
-"""Four lamps at a server of OpenEnv's: what to imitate first, the server that this machine runs, and the trainer."""
+"""The trainer of agent-lights, and the server that it plays at."""
 
 from __future__ import annotations
 
 import atexit
 import subprocess
 import sys
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from server import Session
 
 import evopipe
 from evopipe.errors import EnvironmentFailed
 
 PORT = 8765  # always the same: a run that was stopped goes on if all that it was given is as it was
-
-
-class Demonstrations:
-    """Chats of somebody who sometimes presses the switch that is needed, but mostly that of the first lamp that is on.
-
-    Args:
-        attentive: how often the switch is one that is needed.
-    """
-
-    characters = "0123"
-
-    def __init__(self, attentive: float = 0.4) -> None:
-        self.attentive = attentive
-
-    def rows(self, rng: np.random.Generator, n: int) -> list[dict[str, Any]]:
-        """Make chats, none of a seed that is validated on."""
-        return [{"messages": self.chat(int(rng.integers(10**9, 2 * 10**9)), rng)} for _ in range(n)]
-
-    def chat(self, seed: int, rng: np.random.Generator) -> list[dict[str, Any]]:
-        """Return the chat of the session that a seed begins."""
-        session, chat = Session(), list[dict[str, Any]]()
-        told = session.answer({"type": "reset", "data": {"seed": seed}})["data"]
-        while not told["done"]:
-            lamps = told["observation"]["lamps"]
-            switch = session.needed[0] if rng.random() < self.attentive else str(lamps.index("1"))
-            chat += [{"role": "user", "content": lamps}, {"role": "assistant", "content": switch}]
-            told = session.answer({"type": "step", "data": {"message": switch}})["data"]
-        return chat
-
-    def score(self, row: Mapping[str, Any], completion: str) -> float:
-        """Return whether a first completion is the one that was shown."""
-        return float(completion == row["messages"][1]["content"])
 
 
 @cache
@@ -77,6 +41,6 @@ def ended(server: subprocess.Popen[str]) -> None:
 
 
 def make(config: Any, port: int = PORT) -> evopipe.AgentTrainer:
-    """Make the trainer; `config` is what the command line gives. Tasks are seeds, of which those of validation are
-    others than those of training; but lamps have only fourteen beginnings."""
+    """Make the trainer; `config` is what the command line gives. Tasks are seeds, and those of validation
+    are others than those of training; but there are only 720 of three lamps in a row."""
     return evopipe.AgentTrainer(env_class=begun(port), config=config)

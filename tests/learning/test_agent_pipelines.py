@@ -86,15 +86,10 @@ def test_an_item_of_a_store_is_found_and_counted_by_the_tools_of_a_server(
     assert found["elite"]["mean"] >= 0.9
 
 
-def test_lamps_of_a_server_are_turned_off(pipeline: Any) -> None:
-    pytest.importorskip("websockets", reason="an extra of its own: pip install 'evopipe[openenv]'")
-    found = pipeline("agent-lights", "lights").train()
-    assert found["base"]["mean"] <= 0.6
-    assert found["elite"]["mean"] >= 0.9
-
-
-@pytest.mark.parametrize(("name", "package"), [("guess", "gymnasium"), ("number", "textarena")])
-def test_a_hidden_digit_is_found_in_three_guesses_from_random_weights(
+@pytest.mark.parametrize(
+    ("name", "package"), [("guess", "gymnasium"), ("lights", "websockets"), ("number", "textarena")]
+)
+def test_three_digits_are_enough_from_random_weights(
     name: str, package: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip(package)
