@@ -1182,7 +1182,10 @@ def test_actions_are_those_of_one_agent_a_member(case: str) -> None:
         ("td3bc", {}, (0.0, 0.0, 0.0, 0.0, 0.0)),
         ("cqn", {"epsilon": 0.3}, (0.3, 0.3, 0.3, 0.3, 0.3)),
         ("iql", {"epsilon": 0.3}, (0.3, 0.3, 0.3, 0.3, 0.3)),
-        *((name, {"random_steps": 100}, (1.0, 1.0, 1.0, 1.0, 0.0)) for name in ("ddpg", "td3", "sac", "tqc", "crossq", "redq")),
+        *(
+            (name, {"random_steps": 100}, (1.0, 1.0, 1.0, 1.0, 0.0))
+            for name in ("ddpg", "td3", "sac", "tqc", "crossq", "redq")
+        ),
         ("dqn", {}, (0.9, 0.7, 0.5, 0.108, 0.1)),
         ("dqn", {"eps_schedule": "exponential"}, (0.9, 0.9 / 3**0.5, 0.3, 0.1 * 9**0.01, 0.1)),
         ("qrdqn", {}, (0.9, 0.7, 0.5, 0.108, 0.1)),

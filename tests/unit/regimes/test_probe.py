@@ -39,7 +39,10 @@ TOLD = {
     | REPLAY
     | {"losses/actor_loss", "losses/entropy", "losses/alpha", "charts/noise", "losses/log_std"}
     | {"losses/quantile_low", "losses/quantile_high"},
-    "redq": ACTING | VALUES | REPLAY | {"losses/actor_loss", "losses/entropy", "losses/alpha"},
+    "redq": ACTING
+    | VALUES
+    | REPLAY
+    | {"losses/actor_loss", "losses/entropy", "losses/alpha", "charts/noise", "losses/log_std"},
     "crossq": (ACTING | VALUES | REPLAY | {"losses/actor_loss", "losses/entropy", "losses/alpha", "charts/noise"})
     - {"losses/target_gap"}
     | {"losses/log_std"},
