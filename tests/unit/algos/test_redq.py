@@ -40,7 +40,7 @@ def learned(p: Any, members: list[Member], updates: int) -> tuple[list[Member], 
 def test_every_subset_is_drawn_about_equally_often_and_no_critic_twice() -> None:
     draw = Stream(torch.arange(6000), Purpose.UPDATE, torch.tensor([3]))
     found = redq.chosen(redq.Config(critics=4, subset=2), draw)
-    counts = {pair: 0 for pair in combinations(range(4), 2)}
+    counts = dict.fromkeys(combinations(range(4), 2), 0)
     for pair in found.sort(dim=1).values.tolist():
         counts[tuple(pair)] += 1  # two equal ones would be no key
     assert all(abs(count - 1000) < 5 * (6000 * 1 / 6 * 5 / 6) ** 0.5 for count in counts.values())
@@ -66,8 +66,8 @@ def test_a_number_that_is_none_freezes_its_member_though_no_target_takes_it(name
     members[1].tensors[name][0] = torch.nan
     (well, ill), healthy = learned(p, members, 2)
     assert healthy == [True, False]
-    (alone,), _ = learned(p, first_members(p, 2)[0][:1], 2)
-    assert same(well, alone)
+    (undisturbed, _), _ = learned(p, first_members(p, 2)[0], 2)
+    assert same(well, undisturbed)
     assert equal(ill.tensors["critics.critic_1"], first_members(p, 2)[0][1].tensors["critics.critic_1"])
 
 
