@@ -4,8 +4,8 @@ Chen, Wang, Zhou & Ross, "Randomized ensembled double Q-learning: learning fast 
 
 N critics regress on one target, y = r + γ (1 − terminated) (min Qᵢ⁻(s′, a′) − α log π(a′|s′)). The minimum is over M of
 the N target critics, which each update draws anew for all of a member's minibatch; a′ is drawn from the policy. The
-actor maximises Q̄(s, a) − α log π(a|s), where Q̄ is the mean of all N critics. Actor and α, which learns as in SAC, learn in
-every `policy_delay`-th update, target critics follow in every one. In the paper N is 10, M is 2, and a step of the
+actor maximises Q̄(s, a) − α log π(a|s), where Q̄ is the mean of all N critics. The actor, and α as in SAC, learn in every
+`policy_delay`-th update; target critics follow in every one. In the paper N is 10, M is 2, and a step of the
 environment has 20 updates of the critics and one of the actor: `train.replay.updates: 20` and `policy_delay: 20`.
 """
 
