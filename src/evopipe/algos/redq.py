@@ -11,7 +11,6 @@ environment has 20 updates of the critics and one of the actor: `train.replay.up
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -26,6 +25,7 @@ from evopipe.core.net import Net, Nets, forward
 from evopipe.core.structure import Widths
 from evopipe.ops import distributions as ops
 from evopipe.ops.policy import likeliest, or_random
+from evopipe.ops.value import least_of_some, twin_loss
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig, hyper
 from evopipe.types import Batch, Hyper, Learned, Spaces, Tensor
@@ -49,18 +49,17 @@ class Config(AlgoConfig):
     lr_alpha: Annotated[float, _hyper.rate("Adam for the temperature", "entropy reaches its target sooner")] = 1e-3
     batch_size: _hyper.BatchSize = 128
     learn_step: _hyper.LearnStep = 1
-    policy_delay: int = hyper(1, doc="critic updates for each of the actor; 20 in the paper", raising="slower actor",
-        ge=1, le=1000)  # fmt: skip
+    policy_delay: int = hyper(1, doc="critic updates for each of the actor", raising="slower actor", ge=1, le=1000)
     gamma: _hyper.Discount = 0.99
     tau: _hyper.TargetShare = 5e-3
     grad_clip: _hyper.GradientClip = 10.0
     critics: int = hyper(10, doc="number of critics", raising="steadier values, slower updates", ge=2, le=len(CRITICS))
-    subset: int = hyper(2, doc="number of target critics, drawn in each update, whose minimum is the target",
-        raising="lower values, less overestimation", ge=1, le=len(CRITICS))  # fmt: skip
+    subset: int = hyper(
+        2, doc="target critics, drawn anew, whose least value counts", raising="lower values", ge=1, le=20
+    )
     alpha: float = hyper(0.2, doc="initial temperature, weight of the entropy", raising="explores more", gt=0, le=100)
     learn_alpha: bool = hyper(True, doc="whether the temperature is learned, so that the entropy nears its target")
-    target_entropy: float | Literal["auto"] = hyper("auto", doc="entropy target; `auto`: −A for A action components",
-        unit="nats", raising="explores more")  # fmt: skip
+    target_entropy: float | Literal["auto"] = hyper("auto", doc="entropy target; `auto`: −A for A actions", unit="nats")
     random_steps: _actor_critic.RandomSteps = 1_000
     network: _hyper.Network = _hyper.NETWORK
     evolve: _hyper.Evolving = _actor_critic.RANGES
@@ -96,7 +95,7 @@ def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
 def init(cfg: Config, nets: Nets) -> State:
     actor, critics = nets["actor"], Net.interleave(*(nets[name] for name in CRITICS[: cfg.critics]))
     *adams, updates = optim.start(actor, critics)
-    log_alpha = updates + math.log(cfg.alpha)
+    log_alpha = (updates + cfg.alpha).log()
     rows: tuple[Tensor, ...] = log_alpha, optim.ScalarAdam.start(log_alpha), updates
     return State(actor, critics, critics.copy(), *adams, *rows)
 
@@ -118,8 +117,8 @@ def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, 
     epsilon (ε) is `[P]` for P members with E environments each; `draw` is the stream of random numbers. `legal` has no
     effect, because actions are continuous.
     """
-    with torch.no_grad():
-        return or_random(ops.squashed_draw(*ops.with_noise(forward(state.actor, obs), draw)), epsilon, draw.part(1))
+    out = _actor_critic.output(cfg, state, obs)
+    return or_random(ops.squashed_draw(*ops.with_noise(out, draw)), epsilon, draw.part(1))
 
 
 def _chances(cfg: Config, state: State, obs: Tensor, legal: Tensor | None, memory: Tensor) -> ops.Distribution:
@@ -127,43 +126,33 @@ def _chances(cfg: Config, state: State, obs: Tensor, legal: Tensor | None, memor
 
 
 def _q_values(cfg: Config, state: State, obs: Tensor, action: Tensor) -> Tensor:
-    with torch.no_grad():
-        return action_value(state.critics, obs, action).mean(dim=1)
+    return action_value(state.critics.frozen, obs, action).mean(dim=1)
 
 
 def answers(cfg: Config) -> Answers:
     return Answers(q_values=_q_values, chances=_chances)
 
 
-def chosen(cfg: Config, draw: Stream) -> Tensor:
-    """Return the M target critics of an update, different ones of the N, `[P, M]` int64 from 0 to N − 1.
-
-    Every subset is equally likely. Each of the P members has its own.
-    """
-    return draw.part(2).uniform(cfg.critics).argsort(dim=1)[:, : cfg.subset]
-
-
 def loss(cfg: Config, state: State, hp: Hyper, batch: Batch, draw: Stream) -> tuple[Tensor, Tensor]:
     with torch.no_grad():
         action, log_pi = ops.squashed_gaussian(*ops.with_noise(forward(state.actor, batch.next_obs), draw))
         q_next = action_value(state.critics_target, batch.next_obs, action)  # [P, N, B]
-        least = q_next.take_along_dim(chosen(cfg, draw)[..., None], dim=1).amin(dim=1)
+        least = least_of_some(q_next, draw.part(2).uniform(cfg.critics), cfg.subset)
         y = torch.addcmul(batch.reward, batch.discount, least - state.log_alpha.exp()[:, None] * log_pi)
-    errors = action_value(state.critics, batch.obs, batch.action) - y[:, None]
-    return 0.5 * (batch.weight[:, None] * errors.square()).sum(dim=(1, 2)), errors.detach().abs().mean(dim=1)
+    losses, errors = twin_loss(action_value(state.critics, batch.obs, batch.action) - y[:, None], batch.weight)
+    return 0.5 * losses, errors
 
 
 def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned:
     # The minimum is over a few critics, so that it does not show what is no number in the others.
     healthy = healthy & state.actor.finite & state.critics_target.finite.view(-1, cfg.critics).all(dim=1)
     losses, errors = loss(cfg, state, hp, batch, draw)
-    limit = hp["grad_clip"]
-    healthy = optim.descend(losses, healthy, limit, (state.critics, state.critics_adam, hp["lr_critic"]))
+    healthy = optim.descend(losses, healthy, hp["grad_clip"], (state.critics, state.critics_adam, hp["lr_critic"]))
     if turn == cfg.policy_delay - 1:
         action, log_pi = ops.squashed_gaussian(*ops.with_noise(forward(state.actor, batch.obs), draw.part(1)))
         q = action_value(state.critics.frozen, batch.obs, action).mean(dim=1)
         climbed = (batch.weight * (state.log_alpha.exp()[:, None] * log_pi - q)).sum(dim=1)
-        healthy = optim.descend(climbed, healthy, limit, (state.actor, state.actor_adam, hp["lr_actor"]))
+        healthy = optim.descend(climbed, healthy, hp["grad_clip"], (state.actor, state.actor_adam, hp["lr_actor"]))
         if cfg.learn_alpha:
             aim = -float(cfg.spaces.actions) if cfg.target_entropy == "auto" else cfg.target_entropy
             optim.learn_temperature(state, hp["lr_alpha"], batch.weight, -log_pi.detach(), aim, healthy)
