@@ -185,6 +185,14 @@ def test_a_memory_counts_where_there_is_one(train: dict[str, Any]) -> None:
     assert "ppo.learn_step: it would never learn" in refusal({"train": {"algo": "ppo", "max_steps": 2047}})
 
 
+def test_what_just_fits_is_taken() -> None:
+    """A bound is itself allowed: the one rollout of a run, the one transition that a memory holds, one slice."""
+    parse_params({"train": {"algo": "ppo", "max_steps": 2048}, "algos": {"ppo": {"learn_step": 2048}}})
+    parse_params({"train": {"replay": {"capacity": 100, "n_step": 100}}, "algos": {"dqn": {"batch_size": 100}}})
+    parse_params({"train": {"evo_steps": 5_000}, "search": {"budget": 5_000}})
+    parse_params({"env": {"num_envs": 16}, "train": {"evo_steps": 16}})
+
+
 def test_nulls_are_offered_where_they_are_allowed(edited: Edit) -> None:
     message = edited(("  eval_steps: null", "  eval_steps: many"))
     assert message.endswith("train.eval_steps: must be a whole number or null, got 'many'")
