@@ -205,7 +205,6 @@ def test_what_comes_from_data_is_escaped(copy: Path) -> None:
     assert "<script" not in text
 
 
-@pytest.mark.thorough
 def test_where_data_comes_from_is_shown_where_a_run_reads_any() -> None:
     """Of a run that reads none it would say what was not done."""
     for warm, expected in ((0, None), (10, {"source", "collect"})):
@@ -214,6 +213,7 @@ def test_where_data_comes_from_is_shown_where_a_run_reads_any() -> None:
         assert set(shown["algos"]) == {"dqn"}
 
 
+@pytest.mark.thorough
 def test_the_parameters_are_shown(folder: Path) -> None:
     params = write_run(folder / "again", members=1, generations=1, episodes=3)
     shown = report._shown(params)
