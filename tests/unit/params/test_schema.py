@@ -193,6 +193,16 @@ def test_what_just_fits_is_taken() -> None:
     parse_params({"env": {"num_envs": 16}, "train": {"evo_steps": 16}})
 
 
+@pytest.mark.parametrize(("train", "reads"), [
+    ({"algo": "ppo", "warm_start": 20}, False),  # it begins no memory
+    ({"algo": "dqn", "warm_start": 20}, True),
+    ({"algo": "dqn", "warm_start": 0}, False),
+    ({"algo": "dqn", "warm_start": 0, "mode": "offline"}, True),
+])  # fmt: skip
+def test_only_who_learns_from_a_dataset_reads_one(train: dict[str, Any], reads: bool) -> None:
+    assert parse_params({"train": train}).needs_dataset == reads
+
+
 def test_nulls_are_offered_where_they_are_allowed(edited: Edit) -> None:
     message = edited(("  eval_steps: null", "  eval_steps: many"))
     assert message.endswith("train.eval_steps: must be a whole number or null, got 'many'")
