@@ -14,6 +14,7 @@ import pytest
 from evopipe import algos
 from evopipe.errors import MissingInputError, ParamsError
 from evopipe.params.load import Params, json_schema, load_params, parse_params
+from evopipe.problems.env import neighbours_of
 from evopipe.schema.declare import MAX_PROBLEMS
 from evopipe.schema.write import block
 
@@ -201,6 +202,23 @@ def test_what_just_fits_is_taken() -> None:
 ])  # fmt: skip
 def test_only_who_learns_from_a_dataset_reads_one(train: dict[str, Any], reads: bool) -> None:
     assert parse_params({"train": train}).needs_dataset == reads
+
+
+def test_a_memory_is_shared_by_as_many_as_divide_the_population() -> None:
+    parse_params({"population": {"size": 8}, "train": {"replay": {"sharing": 2}}})
+    parse_params({"population": {"size": 8}, "train": {"replay": {"sharing": 8}}})
+    assert "8 members (population.size) cannot be divided among memories of 3 each" in refusal(
+        {"population": {"size": 8}, "train": {"replay": {"sharing": 3}}}
+    )
+
+
+@pytest.mark.parametrize(("train", "neighbours"), [
+    ({}, 6), ({"replay": {"sharing": "own"}}, 1), ({"replay": {"sharing": 3}}, 3),
+    ({"mode": "offline"}, 1), ({"algo": "ppo"}, 1),  # these have no memory that they fill
+])  # fmt: skip
+def test_how_many_share_a_memory(train: dict[str, Any], neighbours: int) -> None:
+    params = parse_params({"population": {"size": 6}, "train": train})
+    assert neighbours_of(params.train, 6) == neighbours
 
 
 def test_nulls_are_offered_where_they_are_allowed(edited: Edit) -> None:
