@@ -84,7 +84,10 @@ def rates(name: str) -> str:
     return "charts/learning_rate" if name.startswith("charts/learning_rate") else name
 
 
-@pytest.mark.parametrize("algo", TOLD)
+DEAR = ("rainbow", "tqc", "crossq")
+
+
+@pytest.mark.parametrize("algo", [pytest.param(n, marks=pytest.mark.thorough) if n in DEAR else n for n in TOLD])
 def test_a_run_tells_the_signals_of_its_algorithm(algo: str, computing: str) -> None:
     run = a_run(algo)
     finish(run)
