@@ -160,11 +160,11 @@ def test_some_members_are_evaluated_and_others_are_not(run: Callable[..., Any]) 
 
 
 def test_what_a_member_sees_has_its_own_bound(run: Callable[..., Any]) -> None:
-    p = job("normalised")
+    p = in_c(populations.problem("Pendulum-v1", "ppo", **SHORT, train={"normalise": {"observations": True}}))
     made = run(p, 3)
     populations.advance(made, 20)
     (cohort,) = made.cohorts
-    cohort.normaliser.clip.copy_(torch.tensor([1.5, 0.2, 0.01]))
+    cohort.normaliser.clip.copy_(torch.tensor([0.5, 0.1, 0.01]))
     assert_equal(*both(p, made.cohorts, 6, 2, 9)[:2])
 
 

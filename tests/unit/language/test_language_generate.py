@@ -118,6 +118,16 @@ def test_so_many_rows_at_once_keep_the_settings_of_each(net: Net) -> None:
     same(write(net, *prompts(), how=how, base=replace(words.base(), rows_at_once=3)), whole)
 
 
+def test_rows_that_stay_while_others_leave_keep_their_own_settings(net: Net) -> None:
+    """The likeliest tokens beside wild ones, of which the first rows end at once."""
+    hot = torch.tensor([2.0, 0.0] * 6).expand(3, -1)
+    how = Sampling(hot, torch.tensor([0, 1, 2] * 4).expand(3, -1), torch.ones(3, 12))
+    stop = [tuple("0123456789"), ("no such",)] * 6
+    left, stayed = (write(net, *prompts(), how=how, stop=stop, leave=leave) for leave in (True, False))
+    assert (left.lengths.amin(dim=1) < LIMIT).all()
+    same(left, stayed)
+
+
 def same(one: Written, two: Written) -> None:
     assert torch.equal(one.ids, two.ids)
     torch.testing.assert_close(one.log_prob, two.log_prob, atol=1e-5, rtol=0)

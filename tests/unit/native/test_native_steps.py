@@ -209,6 +209,7 @@ def test_chance_and_choice_are_torchs(actions: int) -> None:
     for step in range(200):
         q = numbers(members, envs, actions, seed=step).mul(2).round()
         q[0, 0], q[1, 0, 0], q[2, 0, 0], q[4] = torch.nan, torch.inf, -torch.inf, -torch.inf
+        q[3] = torch.where(torch.rand(q[3].shape, generator=g) < 0.3, torch.nan, -q[3].abs())  # it counts as 0
         legal, epsilon = torch.rand(q.shape, generator=g) < 0.7, torch.tensor([0.0, 1.0, 0.5, 0.1, 0.9])
         draw = Stream(keys, Purpose.ACT, torch.tensor([step]))
         ours = epsilon_greedy(q, legal, epsilon, draw), or_random(q / 3, epsilon, draw)
