@@ -240,6 +240,16 @@ def test_broken_steps_are_left_out_and_counted_as_by_ticks(
     assert equal_states(together.state(), apart.state()) == []
 
 
+def test_so_many_ticks_may_go_unseen_as_cannot_break_too_much(run: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "own.c").write_text(BREAKS)
+    loop = run(of_own(tmp_path / "own.c", 0.1), 2)
+    world, clock = loop.regime.world, loop.clock
+    rows = clock.living * clock.envs
+    for clock.broken_here in range(12 * rows):
+        left = 10 * rows - clock.broken_here  # so many more are borne in any case
+        assert world.bearable == max(1, left // rows)
+
+
 def test_a_call_of_slow_environments_takes_few_ticks(
     run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
