@@ -95,6 +95,18 @@ def test_a_labelled_row_comes_with_the_completion_of_another_prompt_of_its_split
     assert len(set.union(*asked)) == sum(map(len, asked)) == 40
 
 
+def test_the_other_completion_is_the_next_ones_of_its_split_that_answers_another_prompt() -> None:
+    """Four rows of a prompt stand side by side, and no two completions are equal."""
+    rows = [{"prompt": f"{i // 4}=", "completion": str(i), "label": i % 2 == 0} for i in range(40)]
+    corpus = made(rows, "labelled")
+    own = [corpus.answers[0][i] for i in range(40)]
+    for index in corpus.splits.values():
+        places = index.tolist()
+        for n, i in enumerate(places):
+            another = [j for j in places[n:] + places[:n] if j // 4 != i // 4]
+            assert own.index(corpus.answers[1][i]) == (another or [*places[n + 1 :], *places])[0]
+
+
 def test_every_row_is_in_one_split() -> None:
     corpus = made(QUESTIONS, "reasoning")
     assert sorted(np.concatenate([*corpus.splits.values()]).tolist()) == list(range(40))
