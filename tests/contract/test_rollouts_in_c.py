@@ -66,9 +66,10 @@ def problem(env: str, **more: Any) -> EnvSpec:
     return in_c(populations.problem(env, "ppo", **more))
 
 
-def of_own(source: Path, often: float, fitness: str = "evaluation") -> EnvSpec:
+def of_own(source: Path, often: float, fitness: str = "evaluation", normalise: bool = False) -> EnvSpec:
     """A problem in an environment of a user's own."""
-    p = populations.problem("CartPole-v1", "ppo", train={"eval_episodes": 6}, search={"fitness": fitness})
+    train = {"eval_episodes": 6, **(NORMALISED["train"] if normalise else {})}
+    p = populations.problem("CartPole-v1", "ppo", train=train, search={"fitness": fitness})
     return in_c(p, id="Own", source=str(source), kwargs={"often": often})
 
 
@@ -128,6 +129,17 @@ def test_a_truncated_step_ends_an_episode_and_bootstraps(run: Callable[..., Any]
     begins = rows[:, :14, :, loop.regime._layout.log_prob + 2]
     assert (begins[:, [0, 13]] == 1).all()
     assert begins.sum() == begins[:, [0, 13]].sum()
+
+
+def test_an_action_at_either_end_has_a_finite_chance(run: Callable[..., Any]) -> None:
+    """Where tanh is 1 or -1 to the last bit, its inverse is not finite."""
+    loop = run(problem("MountainCarContinuous-v0", config={"squash": True}), 4)
+    for cohort in loop.cohorts:
+        cohort.state.actor.values.mul_(1e6)
+    by_calls(loop, ticks=3)
+    layout, rows = loop.regime._layout, torch.cat([each.rollout.rows[:, :3] for each in loop.regime.playing])
+    assert rows[..., layout.log_prob - 1].aminmax() == (-1.0, 1.0)
+    assert rows[..., layout.log_prob].isfinite().all()
 
 
 def test_a_member_that_is_ill_keeps_its_statistics_and_others_go_on(run: Callable[..., Any]) -> None:
@@ -221,13 +233,16 @@ def test_no_call_goes_beyond_a_rollout_or_what_was_asked(run: Callable[..., Any]
     assert seen == [9, 16, 25, 32, 41, 50], "rollouts of 64 steps in 4 environments, and 50 ticks"
 
 
-@pytest.mark.parametrize(("often", "fitness"), [(0.003, "evaluation"), (0.003, "training"), (0.2, "evaluation")])
+@pytest.mark.parametrize(
+    ("often", "fitness", "normalise"),
+    [(0.003, "evaluation", False), (0.003, "training", False), (0.2, "evaluation", False), (0.01, "evaluation", True)],
+)
 def test_broken_steps_are_left_out_and_counted_as_by_ticks(
-    often: float, fitness: str, run: Callable[..., Any], tmp_path: Path
+    often: float, fitness: str, normalise: bool, run: Callable[..., Any], tmp_path: Path
 ) -> None:
     """Where too much is broken, the run fails at the same tick, in the same state."""
     (tmp_path / "own.c").write_text(BREAKS)
-    p, ended = of_own(tmp_path / "own.c", often, fitness), []
+    p, ended = of_own(tmp_path / "own.c", often, fitness, normalise), []
     together, apart = run(p, 3), run(p, 3)
     for loop, most in ((together, MANY), (apart, 1)):
         try:

@@ -10,6 +10,7 @@ import torch
 
 import templates
 import words
+from evopipe import rng
 from evopipe.core.net import Net, score
 from evopipe.language.adapters import LoRA
 from evopipe.language.base import Base
@@ -126,6 +127,22 @@ def test_rows_that_stay_while_others_leave_keep_their_own_settings(net: Net) -> 
     left, stayed = (write(net, *prompts(), how=how, stop=stop, leave=leave) for leave in (True, False))
     assert (left.lengths.amin(dim=1) < LIMIT).all()
     same(left, stayed)
+
+
+def test_no_number_is_drawn_at_two_times(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor by a token and a later one of the round before."""
+    seen: list[set[int]] = []
+    true = rng.uniform
+
+    def uniform(keys: Any, purpose: Any, steps: torch.Tensor, n: int) -> torch.Tensor:
+        seen.append({*steps.tolist()})
+        return true(keys, purpose, steps, n)
+
+    monkeypatch.setattr(rng, "uniform", uniform)
+    for when in (4, 5):
+        write(net, *prompts(), when=when)
+    assert [len(steps) for steps in seen] == [LIMIT, LIMIT]
+    assert not seen[0] & seen[1]
 
 
 def same(one: Written, two: Written) -> None:

@@ -67,6 +67,13 @@ def test_what_is_too_long_is_left_out_and_counted() -> None:
         made(QUESTIONS, "reasoning", max_prompt=1)
 
 
+def test_rows_from_a_place_on_score_members_whatever_is_left_out_before_it() -> None:
+    rows = [{"prompt": "123456789=", "answer": "0"}, *({"prompt": f"{i}=", "answer": str(i)} for i in range(1, 8))]
+    corpus = tokenise(rows, "reasoning", words.base(), words.config(max_prompt=3), TextFetch(), 1, held_out=5)
+    found = {name: [corpus.rows[i]["answer"] for i in index.tolist()] for name, index in corpus.splits.items()}
+    assert found == {"train": ["1", "2", "3", "4"], "validation": ["5", "6", "7"], "test": []}
+
+
 def test_pairs_of_one_prompt_are_in_one_split() -> None:
     rows = [row for row in QUESTIONS for _ in range(3)]
     splits = made(rows, "preference").splits

@@ -284,3 +284,15 @@ def test_a_trial_in_a_slot_begins_with_nothing_of_the_one_before(
     for now, before in ((world._running, running), (world.pool.length, length)):
         assert torch.equal(now, before.masked_fill(own, 0))
     assert torch.equal(world._begun, begun + own)
+
+
+@pytest.mark.parametrize(("algo", "backend"), [("dqn", ""), ("ppo", ""), ("ppo", "c/")])
+def test_returns_of_running_episodes_are_kept_by_a_checkpoint(algo: str, backend: str, run: Callable[..., Any]) -> None:
+    p = problem(algo, f"{backend}CartPole-v1")
+    p = replace(p, search=p.search.model_copy(update={"fitness": "training"}))
+    whole, again = run(p), run(p)
+    populations.advance(whole, 5)
+    tensors, meta = whole.state()
+    again.restore({name: tensor.clone() for name, tensor in tensors.items()}, meta)
+    assert (whole.regime.world._running > 0).all()
+    assert torch.equal(again.regime.world._running, whole.regime.world._running)
