@@ -131,17 +131,6 @@ def test_a_truncated_step_ends_an_episode_and_bootstraps(run: Callable[..., Any]
     assert begins.sum() == begins[:, [0, 13]].sum()
 
 
-def test_an_action_at_either_end_has_a_finite_chance(run: Callable[..., Any]) -> None:
-    """Where tanh is 1 or -1 to the last bit, its inverse is not finite."""
-    loop = run(problem("MountainCarContinuous-v0", config={"squash": True}), 4)
-    for cohort in loop.cohorts:
-        cohort.state.actor.values.mul_(1e6)
-    by_calls(loop, ticks=3)
-    layout, rows = loop.regime._layout, torch.cat([each.rollout.rows[:, :3] for each in loop.regime.playing])
-    assert rows[..., layout.log_prob - 1].aminmax() == (-1.0, 1.0)
-    assert rows[..., layout.log_prob].isfinite().all()
-
-
 def test_a_member_that_is_ill_keeps_its_statistics_and_others_go_on(run: Callable[..., Any]) -> None:
     loop = run(problem("Pendulum-v1", **NORMALISED), 3)
     by_calls(loop, ticks=5)
