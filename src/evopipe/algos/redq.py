@@ -59,7 +59,8 @@ class Config(AlgoConfig):
     )
     alpha: float = hyper(0.2, doc="initial temperature, weight of the entropy", raising="explores more", gt=0, le=100)
     learn_alpha: bool = hyper(True, doc="whether the temperature is learned, so that the entropy nears its target")
-    target_entropy: float | Literal["auto"] = hyper("auto", doc="entropy target; `auto`: −A for A actions", unit="nats")
+    target_entropy: float | Literal["auto"] = hyper("auto", doc="entropy target; `auto`: −A for A action components",
+        unit="nats", raising="explores more")  # fmt: skip
     random_steps: _actor_critic.RandomSteps = 1_000
     network: _hyper.Network = _hyper.NETWORK
     evolve: _hyper.Evolving = _actor_critic.RANGES
