@@ -3,7 +3,9 @@
 Runs of three pipelines, by our own kernels and by torch's, each once with the probe that signals come from and once
 without, a generation of the one after a generation of the other. No bit depends on the probe, so both learn the same;
 it ends with a sentence if they do not. Told are seconds of a processor in a generation, evaluation and evolution
-included, without the probe; what the probe adds, in % of these; and between which shares it lay in single turns.
+included, without the probe; what the probe adds, in % of these; and the median of single turns, and between which shares
+they lay. Every turn does the same work, so a generation's least seconds of all turns are those that others' work on the
+machine disturbed least: the first two columns are of these.
 """
 
 from __future__ import annotations
@@ -66,22 +68,27 @@ def silenced(population: Population) -> Population:
     return population
 
 
-def measure(params: Params, generations: int) -> tuple[float, float]:
-    """Return the seconds of a processor that a generation takes with signals and without, in the mean.
+def measure(params: Params, generations: int) -> tuple[list[float], list[float]]:
+    """Return the seconds of a processor that each generation takes with signals, and without.
 
     Raises:
         SystemExit: members did not learn the same.
     """
     with Population(params) as told, silenced(Population(params)) as silent:
-        spent = {told: 0.0, silent: 0.0}
+        spent: dict[Population, list[float]] = {told: [], silent: []}
         for turn in range(generations + 1):
             for each in (told, silent) if turn % 2 else (silent, told):
                 began = time.process_time()
                 each.train(1)
-                spent[each] += (time.process_time() - began) * (turn > 0)  # the first one is not like the others
+                spent[each].append(time.process_time() - began)
         if told.lineage != silent.lineage:
             raise SystemExit("signals: the members learned otherwise without a probe")
-    return spent[told] / generations, spent[silent] / generations
+    return spent[told][1:], spent[silent][1:]  # the first one is not like the others
+
+
+def share(told: Sequence[float], silent: Sequence[float]) -> float:
+    """Return what signals add, in % of the seconds without."""
+    return 100 * (sum(told) / sum(silent) - 1)
 
 
 def main() -> int:
@@ -99,11 +106,12 @@ def main() -> int:
             for members in options.members:
                 params = params_of(pipeline, kernels, members)
                 found = [measure(params, options.generations) for _ in range(options.turns)]
-                shares = sorted(100 * (told / silent - 1) for told, silent in found)
-                share, seconds = statistics.median(shares), statistics.median(silent for _, silent in found)
-                most = max(most, share)
-                turns = f"{shares[0]:.1f} to {shares[-1]:.1f} %"
-                lines.append((pipeline, kernels, str(members), f"{number(seconds)} s", f"{share:.1f} %", turns))
+                shares = sorted(share(*each) for each in found)
+                told, silent = ([min(each) for each in zip(*way, strict=True)] for way in zip(*found, strict=True))
+                least, seconds = share(told, silent), sum(silent) / len(silent)
+                most = max(most, least)
+                turns = f"{statistics.median(shares):.1f} ({shares[0]:.1f} to {shares[-1]:.1f}) %"
+                lines.append((pipeline, kernels, str(members), f"{number(seconds)} s", f"{least:.1f} %", turns))
                 print("  ".join(map(str, lines[-1])), file=sys.stderr, flush=True)
     for line in columns(lines):
         print(line)

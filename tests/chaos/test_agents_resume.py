@@ -77,6 +77,35 @@ def test_a_killed_run_goes_on_to_the_same_end_whichever_thread_comes_first(tmp_p
 
 
 @pytest.mark.slow
+def test_a_run_that_plays_rounds_ahead_and_is_killed_twenty_times_goes_on_to_the_same_end(tmp_path: Path) -> None:
+    """Two rounds are under way when it is killed, by weights of two rounds before."""
+    script, kills = tmp_path / "run.py", 20
+    script.write_text(
+        SCRIPT.replace(
+            '"trainer.total_training_steps": 60', '"agents.staleness": 2, "trainer.total_training_steps": 70'
+        )
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(evopipe.__file__).parent.parent)}
+
+    def start(name: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, str(script), str(tmp_path / name)], env=environment)
+
+    assert start("whole").wait() == 0
+    done, draw = 0, random.Random(1)
+    for i in range(kills):
+        run, seen = start("cut"), tmp_path / "cut/episodes" / f"train-{3 * i + 2:06d}.jsonl"
+        while run.poll() is None and not seen.exists():
+            time.sleep(0.01)
+        time.sleep(draw.uniform(0.0, 0.1))
+        run.send_signal(signal.SIGKILL)
+        done += run.wait() == -signal.SIGKILL
+    assert done == kills
+    assert start("cut").wait() == 0
+    assert written(tmp_path / "cut") == written(tmp_path / "whole")
+    assert len(list((tmp_path / "cut/episodes").glob("train-*.jsonl"))) == 70
+
+
+@pytest.mark.slow
 def test_a_run_that_hangs_in_the_middle_of_a_round_stops_when_it_is_asked_to(tmp_path: Path) -> None:
     script = tmp_path / "run.py"
     script.write_text(SCRIPT)

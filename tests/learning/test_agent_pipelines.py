@@ -76,13 +76,27 @@ def test_a_tool_user_follows_the_notes_to_the_key(pipeline: Any) -> None:
     assert found["elite"]["mean"] >= 0.9
 
 
-def test_a_hidden_digit_is_found_in_three_guesses_from_random_weights(
-    seed: int, monkeypatch: pytest.MonkeyPatch
+def test_an_item_of_a_store_is_found_and_counted_by_the_tools_of_a_server(
+    pipeline: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = ROOT / "pipelines/agent-guess"
+    pytest.importorskip("mcp", reason="an extra of its own: pip install 'evopipe[mcp]'")
+    monkeypatch.chdir(ROOT / "pipelines/agent-stock")  # where the server's command finds it
+    found = pipeline("agent-stock", "stock").train()
+    assert found["base"]["mean"] <= 0.6
+    assert found["elite"]["mean"] >= 0.9
+
+
+@pytest.mark.parametrize(
+    ("name", "package"), [("guess", "gymnasium"), ("lights", "websockets"), ("number", "textarena")]
+)
+def test_three_digits_are_enough_from_random_weights(
+    name: str, package: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(package)
+    folder = ROOT / f"pipelines/agent-{name}"
     monkeypatch.syspath_prepend(str(folder))
     config = [str(folder / "params.yaml"), f"seed={seed}", "tracking.backends=[]"]
-    found = import_module("guess").make(config).train().evaluation
+    found = import_module(name).make(config).train().evaluation
     print(seed, found["base"]["mean"], found["elite"]["mean"])
     assert found["base"]["mean"] <= 0.6
     assert found["elite"]["mean"] >= 0.9

@@ -19,4 +19,4 @@ def test_tic_tac_toe_by_its_pipeline(seed: int, tmp_path: Path) -> None:
     with (tmp_path / "reports/episodes.csv").open() as file:
         returns = [float(row["return"]) for row in csv.DictReader(file) if row["member"] == "elite"]
     assert len(returns) == result.evaluation["episodes"] == 1000
-    assert returns.count(-1.0) <= 5
+    assert min(returns) >= 0.0  # no game is lost, as either player

@@ -44,6 +44,9 @@ def test_a_whole_run_from_a_mapping(working_folder: Path) -> None:
     assert [record.generation for record in result.lineage] == [0, 1, 2]
     assert repr(result).startswith("<Result: elite ")
     assert len(repr(result)) < 250
+    steps = result.summary["steps"]
+    assert steps["all"] == steps["training"] + steps["evaluation"] > steps["training"]
+    assert f" in 4 episodes; 3 members, {steps['all']:,} steps; " in repr(result)
     env = gymnasium.make("CartPole-v1")
     obs, _ = env.reset(seed=0)
     action = result.policy.act(obs)

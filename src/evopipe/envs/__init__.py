@@ -40,7 +40,7 @@ def from_dm_env(
 
 def from_openspiel(
     game: str, seat: int | None = None, opponent: str = "random", opponents: Sequence[Mapping[str, Any]] = (),
-    render_mode: str | None = None, **kwargs: Any,
+    render_mode: str | None = None, loss_weight: float = 1.0, **kwargs: Any,
 ) -> gymnasium.Env[np.ndarray, Any]:  # fmt: skip
     """Return a game of OpenSpiel as a Gymnasium environment of one seat, whose other seats are played inside it.
 
@@ -56,6 +56,7 @@ def from_openspiel(
         opponents: earlier members who play them in place of `opponent`, with a probability each; self-play
             (`train.self_play`) sets this.
         render_mode: `ansi` for positions as text; None for none.
+        loss_weight: the factor of negative rewards; above 1, losing is worse than winning is good.
         kwargs: parameters of the game.
 
     Raises:
@@ -67,12 +68,12 @@ def from_openspiel(
     from evopipe.envs.games import GameEnv
     from evopipe.envs.openspiel import OpenSpielGame
 
-    return GameEnv(OpenSpielGame(game, kwargs), seat, opponent, opponents, render_mode)
+    return GameEnv(OpenSpielGame(game, kwargs), seat, opponent, opponents, render_mode, loss_weight)
 
 
 def from_pettingzoo(
     game: str, seat: int | None = None, opponent: str = "random", opponents: Sequence[Mapping[str, Any]] = (),
-    render_mode: str | None = None, **kwargs: Any,
+    render_mode: str | None = None, loss_weight: float = 1.0, **kwargs: Any,
 ) -> gymnasium.Env[np.ndarray, Any]:  # fmt: skip
     """Return a game of PettingZoo as a Gymnasium environment of one seat, whose other seats are played inside it.
 
@@ -81,7 +82,8 @@ def from_pettingzoo(
 
     Args:
         game: a module of PettingZoo, such as `tictactoe_v3`, or `module:function`.
-        seat, opponent, opponents, render_mode: as for `from_openspiel`; seats are the `possible_agents` in their order.
+        seat, opponent, opponents, render_mode, loss_weight: as for `from_openspiel`; seats are the `possible_agents` in
+            their order.
         kwargs: arguments of the game's function.
 
     Raises:
@@ -94,4 +96,4 @@ def from_pettingzoo(
 
     # PettingZoo draws text where it is asked for `ansi`.
     drawing = {} if render_mode is None else {"render_mode": render_mode}
-    return GameEnv(AecGame(game, drawing | kwargs), seat, opponent, opponents, render_mode)
+    return GameEnv(AecGame(game, drawing | kwargs), seat, opponent, opponents, render_mode, loss_weight)

@@ -87,6 +87,7 @@ class GameEnv(gymnasium.Env[np.ndarray, Any]):
             probability that its action is a random one. The file's name must be its hash, see `digest`. They draw
             actions from their policies; those of action values act greedily.
         render_mode: `ansi` for positions as text; None for none.
+        loss_weight: the factor of negative rewards; above 1, losing is worse than winning is good.
 
     Raises:
         ParamsError: an argument cannot be used.
@@ -98,11 +99,13 @@ class GameEnv(gymnasium.Env[np.ndarray, Any]):
 
     def __init__(
         self, game: Game, seat: int | None = None, opponent: str = "random",
-        opponents: Sequence[Mapping[str, Any]] = (), render_mode: str | None = None,
+        opponents: Sequence[Mapping[str, Any]] = (), render_mode: str | None = None, loss_weight: float = 1.0,
     ) -> None:  # fmt: skip
-        self.game, self.render_mode, self._seat = game, render_mode, seat
+        self.game, self.render_mode, self._seat, self._loss_weight = game, render_mode, seat, loss_weight
         if seat is not None and not (type(seat) is int and 0 <= seat < game.seats):
             raise ParamsError(f"env.kwargs: seat: {seat!r:.40} is none of 0 to {game.seats - 1}; null draws one")
+        if not (isinstance(loss_weight, int | float) and 0 < loss_weight < np.inf):
+            raise ParamsError(f"env.kwargs: loss_weight: {loss_weight!r:.40} is no positive number; 1 changes nothing")
         self.observation_space = spaces.Box(-np.inf, np.inf, (game.observations,), np.float32)
         self.action_space = spaces.Discrete(game.actions)
         self._fixed = player(opponent, game)
@@ -131,9 +134,10 @@ class GameEnv(gymnasium.Env[np.ndarray, Any]):
         self.game.play(chosen)
         self._others()
         had, self._had = self._had, self.game.returns[self.seat]
+        gained = float(self._had - had)
         obs, info = self._seen()
         over, cut = self.game.turn is None, self.game.cut
-        return obs, float(self._had - had), over and not cut, over and cut, info
+        return obs, gained * (self._loss_weight if gained < 0 else 1.0), over and not cut, over and cut, info
 
     def render(self) -> Any:
         return self.game.shown() if self.render_mode == "ansi" else None

@@ -118,11 +118,13 @@ def _of_transitions(spec: Any, state: Any, batch: Batch, draw: Stream, offline: 
         return {}
     q, targets = values(state, batch.action), _as_targets(state)
     found = ops.of_values(weight, q, None if targets is None else values(targets, batch.action))
-    own = values(state, algo.greedy(cfg, state, batch.obs, batch.legal))
-    if offline:
-        found["losses/data_gap"] = ops.mean(weight, own - q)
-    if hasattr(state, "actor_target"):
-        found["losses/actor_loss"] = -ops.mean(weight, own)
+    acts = hasattr(state, "actor_target")
+    if offline or acts:  # nobody else asks what the policy's own actions are worth
+        own = values(state, algo.greedy(cfg, state, batch.obs, batch.legal))
+        if offline:
+            found["losses/data_gap"] = ops.mean(weight, own - q)
+        if acts:
+            found["losses/actor_loss"] = -ops.mean(weight, own)
     if hasattr(state, "log_alpha"):
         found |= _of_entropy(spec, state, batch, values, draw)
     return found

@@ -277,10 +277,8 @@ def _run(folder: Path, dataset: bool, one_of_many: bool, parent: int) -> None:
 
 def _stages(params: AnyParams, folder: Path, dataset: bool, one_of_many: bool) -> None:
     """Run the stages that are not done yet."""
-    if one_of_many:  # its neighbours have the other CPUs; neither changes a result
-        alone = {"env_workers": 0, "learners": 1}
-        own = {key: value for key, value in alone.items() if getattr(params.runtime, key, None) == "auto"}
-        params = params.model_copy(update={"runtime": params.runtime.model_copy(update=own)})
+    if one_of_many:
+        params = _alone(params)
     for stage in layout.STAGES:
         done, cpu = _spent(folder)
         if stage.name in done or (stage.dataset and not dataset):
@@ -293,6 +291,13 @@ def _stages(params: AnyParams, folder: Path, dataset: bool, one_of_many: bool) -
             cpu[stage.name] = round(cpu.get(stage.name, 0.0) + _cpu_seconds() - cpu_began, 3)
             write_json(folder / DONE, {"stages": done, "cpu": cpu})
     tracking.attach(params.tracking, layout.OUTS, folder)
+
+
+def _alone(params: AnyParams) -> AnyParams:
+    """Return the parameters of a run whose neighbours have the other CPUs: `auto` takes none. It changes no result."""
+    alone = {"env_workers": 0, "learners": 1}
+    own = {key: value for key, value in alone.items() if getattr(params.runtime, key, None) == "auto"}
+    return params.model_copy(update={"runtime": params.runtime.model_copy(update=own)})
 
 
 def _spent(folder: Path) -> tuple[dict[str, float], dict[str, float]]:

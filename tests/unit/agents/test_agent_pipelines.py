@@ -179,3 +179,98 @@ def test_a_guess_that_says_nothing_new_earns_nothing(module: Any) -> None:
     assert env.step("3")[:3] == ("47", pytest.approx(1 - np.log(4) / np.log(7)), False)
     assert env.step("3")[:3] == ("47", 0.0, False)
     assert env.step("1")[:3] == ("47", 0.0, True)
+
+
+def test_a_lamp_that_is_pressed_goes_off_and_what_is_none_that_is_on_costs_a_press(module: Any) -> None:
+    session = module("server", "lights").Session()
+    seen = set()
+    for seed in range(50):
+        told = session.answer({"type": "reset", "data": {"seed": seed}})["data"]
+        on = told["observation"]["on"]
+        seen |= {*on}
+        assert len({*on}) == 3
+        first, wrong, last = (
+            session.answer({"type": "step", "data": {"message": said}})["data"] for said in (on[1], on[1], on[0])
+        )
+        assert (first["observation"]["on"], first["reward"], first["done"]) == (on[0] + on[2], 1 / 3, False)
+        assert (wrong["observation"], wrong["reward"], wrong["done"]) == (first["observation"], 0.0, False)
+        assert (last["observation"]["on"], last["reward"], last["done"]) == (on[2], 1 / 3, True)
+    assert seen == {*"0123456789"}
+    assert session.answer({"type": "state", "data": {}})["type"] == "error"
+
+
+@pytest.mark.thorough
+def test_the_lamps_server_is_played_at_and_a_port_that_is_taken_is_told(module: Any) -> None:
+    import socket
+
+    from evopipe.agents.adapters.openenv import OpenEnvironment
+    from evopipe.errors import EnvironmentFailed
+
+    lights = module("lights")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(EnvironmentFailed, match=rf"port {port}: .*in use.*; free the port, or change PORT"):
+            lights.begun(port)
+    env = OpenEnvironment(lights.begun(port).removeprefix("openenv:") + "/ws", task={"seed": 3})
+    told, _ = env.reset()
+    assert len({*told}) == 3
+    env.close()
+
+
+def test_a_shelf_is_found_and_counted_in_the_agents_own_form(module: Any) -> None:
+    """Who counts the shelf that he found knows the answer; who counts the first one with its letter, seldom."""
+    stock = module("stock")
+    right = []
+    for attentive in (1.0, 0.0):
+        chats = [stock.Demonstrations(attentive).chat(item, np.random.default_rng(i)) for i, item in
+                 enumerate(stock.items()[1])]  # fmt: skip
+        right.append(np.mean([chat[-1]["content"] == stock.task(chat[0]["content"])["answer"] for chat in chats]))
+    assert right[0] == 1.0
+    assert right[1] <= 0.2
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
+        for name in ("find", "count")
+    ]
+    agent, (user, *rest) = CallingAgent(show_tools=False), chats[0]
+    agent.update_from_env([user], 0.0, False, {"tools": tools})
+    for said, told in zip(rest[::2], [*rest[1::2], None], strict=True):
+        action = agent.update_from_model(said["content"]).action
+        if told is None:
+            assert (action["calls"], action["content"]) == ([], rest[-1]["content"])
+            break
+        (call,) = action["calls"]
+        assert getattr(stock.store, call["name"])(**call["arguments"]) == told["content"]
+        agent.update_from_env([told], 0.0, False, {})
+
+
+def test_nobody_is_shown_or_trained_on_an_item_of_validation(module: Any) -> None:
+    stock = module("stock")
+    own, held = stock.items()
+    assert (len(held), len({*own, *held})) == (100, len(stock.store.ITEMS))
+    rows = stock.Demonstrations().rows(np.random.default_rng(3), 300)
+    assert {row["messages"][0]["content"] for row in rows}.isdisjoint(held)
+
+
+@pytest.mark.thorough
+def test_the_store_answers_as_an_mcp_server(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mcp", reason="an extra of its own: pip install 'evopipe[mcp]'")
+    stock = module("stock")
+    monkeypatch.chdir(ROOT / "pipelines/agent-stock")
+    trainer = stock.make(["agents.environment=mcp:python store.py"])
+    assert trainer.agent_class is CallingAgent
+    env = trainer.env_class.from_dict({**trainer.env_args, **trainer.val_dataset.data[0], "own": True})
+    try:
+        env.reset()
+        shelf = env.call("find", {"item": env.task["prompt"]})
+        env.answer = env.call("count", {"shelf": shelf})
+        assert env.compute_final_reward() == 1.0
+        assert env.call("count", {"shelf": "q0"}) == "-"
+    finally:
+        env.close()
+
+
+def test_of_a_games_long_text_the_last_hint_is_told(module: Any) -> None:
+    agent = module("number").Hints()
+    texts = {"Guess. Hints are 'higher' or 'lower'.": "?", "Guess. The target number is higher.": "+",
+             "Guess. The target number is higher.\nThe target number is lower.\n": "-"}  # fmt: skip
+    assert [agent.message(text)["content"] for text in texts] == [*texts.values()]

@@ -277,6 +277,8 @@ def test_tasks_are_played_from_the_command_line(tmp_path: Path, monkeypatch: pyt
     assert "evopipe episodes" in Path("said.html").read_text()
     assert isinstance(call("--policy", "nowhere").exception, MissingInputError)
     Path("others.jsonl").write_text('{"letters": "12"}\n')
+    Path("mixed.jsonl").write_text('{"letters": "12"}\n{"digits": "3"}\n')
+    assert call("--tasks", "mixed.jsonl", "--out", "some.jsonl").exit_code == 0, "only some have failed"
     failed = call("--tasks", "others.jsonl", "--out", "failed.jsonl")
     assert "every episode failed; the first: KeyError: 'digits'" in str(failed.exception)
     assert read_episodes(Path("failed.jsonl"))[0]["termination_reason"] == "error"

@@ -52,31 +52,32 @@ async def lookup(context: RunContextWrapper[dict[str, Any]], key: str) -> str:
     Args:
         key: one digit.
     """
-    context.context["asked"] = key
+    context.context.setdefault("asked", key)
     return str((3 * int(key) + 1) % 10)
 
 
-async def looks_up(task: dict[str, Any], connection: Any) -> float:
-    """Half a point for looking the right key up, half for the right answer."""
+async def looks_up(task: dict[str, Any], connection: Any) -> list[float]:
+    """Half a point for the call and half for the answer, a fifth of either for its form."""
     set_tracing_disabled(True)
     async with AsyncOpenAI(base_url=connection.base_url, api_key=connection.api_key) as client:
         model = OpenAIChatCompletionsModel(connection.model, client)
         agent = Agent[dict[str, Any]](name="agent", instructions="", model=model, tools=[lookup])
         seen: dict[str, Any] = {}
         try:
-            found = await Runner.run(agent, task["key"], context=seen, max_turns=2)
+            said = str((await Runner.run(agent, task["key"], context=seen, max_turns=2)).final_output)
         except MaxTurnsExceeded:
-            return 0.5 * (seen.get("asked") == task["key"])
-        right = str(found.final_output) == task["value"]
-        return 0.5 * (seen.get("asked") == task["key"]) + 0.5 * (right and bool(seen))
+            said = ""
+    if not seen:
+        return [0.0]
+    return [0.1 + 0.4 * (seen["asked"] == task["key"]), 0.1 * said.isdigit() + 0.4 * (said == task["value"])]
 
 
-def trainer(base: Path, **changes: Any) -> evopipe.AgentTrainer:
+def trainer(base: Path, tasks: Any = TASKS, **changes: Any) -> evopipe.AgentTrainer:
     config = {
         **SMALL, "language.model": str(base), "data.max_response_length": 1, "actor_rollout_ref.rollout.n": 8,
         "agents.record": "all", "trainer.total_training_steps": 1, **changes,
     }  # fmt: skip
-    return evopipe.AgentTrainer(flow=looks_up, endpoint=True, config=config, train_dataset=TASKS)
+    return evopipe.AgentTrainer(flow=looks_up, endpoint=True, config=config, train_dataset=tasks)
 
 
 @pytest.mark.thorough
@@ -100,14 +101,15 @@ def test_a_framework_and_its_function_tool_are_trained_unchanged(tmp_path: Path)
 
 @pytest.mark.slow
 def test_a_framework_learns_to_call_its_tool(tmp_path: Path) -> None:
-    """From random weights: to call the tool with the key, and then to say what it returned."""
+    """From random weights: to call the tool with the key, one of four, and then to say what it returned."""
     base = tool_base(tmp_path / "base", hidden=64, layers=2)
     changes = {
-        "data.train_batch_size": 8, "actor_rollout_ref.actor.optim.lr": 2e-3, "trainer.total_training_steps": 80,
-        "actor_rollout_ref.actor.use_kl_loss": False, "trainer.test_freq": 40, "agents.record": "none",
-        "train.eval_episodes": 10, "train.confirm_episodes": 10,
+        "data.train_batch_size": 8, "actor_rollout_ref.actor.optim.lr": 2e-3, "trainer.total_training_steps": 100,
+        "actor_rollout_ref.actor.use_kl_loss": False, "trainer.test_freq": 50, "agents.record": "none",
+        "agents.first": True, "agents.advantage": "turn", "agents.gamma": 0.0,
+        "actor_rollout_ref.actor.ppo_epochs": 3, "actor_rollout_ref.actor.entropy_coeff": 0.02,
     }  # fmt: skip
-    found = trainer(base, **changes).train()
+    found = trainer(base, TASKS[:4], **changes).train()
     print([round(row["reward"], 3) for row in found.measures], found.score)
-    assert found.measures[0]["reward"] < 0.4
+    assert found.evaluation["base"]["mean"] <= 0.3
     assert found.score >= 0.9

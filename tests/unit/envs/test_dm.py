@@ -11,6 +11,7 @@ from gymnasium import spaces
 
 pytest.importorskip("dm_env", reason="an extra of its own: pip install 'evopipe[dm-env]'")
 
+import dm_env
 from dm_env import specs
 
 import dm_envs
@@ -67,6 +68,16 @@ def test_ends_and_seeds() -> None:
     before: Any = env.dm
     env.reset(seed=5)
     assert (before.closed, env.dm.made, env.dm.columns) == (True, 5, 4)
+
+
+def test_only_a_discount_of_nothing_is_a_termination() -> None:
+    class Half(dm_envs.Catch):
+        def step(self, action: Any) -> dm_env.TimeStep:
+            return dm_env.truncation(0.0, super().step(action).observation, discount=0.5)
+
+    env = from_dm_env(Half)
+    env.reset(seed=3)
+    assert env.step(0)[2:4] == (False, True)
 
 
 def test_one_that_is_seeded_is_made_once() -> None:

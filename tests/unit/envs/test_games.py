@@ -69,6 +69,15 @@ def test_the_other_seat_begins_where_it_is_first() -> None:
     assert lost.step(1)[1:3] == (-1.0, True)
 
 
+def test_a_loss_weighs_more_and_a_win_does_not() -> None:
+    kwargs: dict[str, Any] = {"seat": 0, "opponent": "games_for_tests:first", "loss_weight": 4}
+    lost, won = nim(3, **kwargs), nim(1, **kwargs)
+    lost.reset(seed=0)
+    won.reset(seed=0)
+    assert lost.step(1)[1:3] == (-4.0, True)
+    assert won.step(0)[1:3] == (1.0, True)
+
+
 def test_an_episode_follows_from_its_seed_and_a_seat_is_drawn() -> None:
     def first(mask: np.ndarray) -> int:
         return int(mask.argmax())
@@ -178,6 +187,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[EvopipeError], str]] = {
     "value": ({"rows": "x"}, ParamsError, "OpenSpiel cannot make 'connect_four' with {'rows': 'x'}: Wrong type for pa"),
     "field": ({"game": "mfg_crowd_modelling"}, ParamsError, "is a mean-field game, which has no players to take turns"),
     "seat": ({"seat": 2}, ParamsError, "env.kwargs: seat: 2 is none of 0 to 1; null draws one"),
+    "weight": ({"loss_weight": 0}, ParamsError, "env.kwargs: loss_weight: 0 is no positive number; 1 changes nothing"),
     "opponent": ({"opponent": 3}, ParamsError, "opponent: 3 is no text: name random, the folder of an elite, or modul"),
     "nobody": ({"opponent": "nowhere"}, MissingInputError, "nowhere/policy.npz: not there; name random, the folder of"),
     "function": ({"opponent": "games_for_tests:frst"}, ParamsError, "has no 'frst', did you mean 'first'"),

@@ -286,3 +286,11 @@ def test_worker_processes_give_the_same_rows() -> None:
         assert there.obs.max() == 1.0
         there.close()
         here.close()
+
+
+@pytest.mark.parametrize(("shape", "channels"), [((3, 5, 4), 0), ((4, 5, 3), 2), ((3, 5, 3), 2)])
+def test_channels_are_the_smaller_end_of_an_image_and_the_last_of_equal_ones(
+    shape: tuple[int, ...], channels: int
+) -> None:
+    (leaf,) = ObservationSpace.of(spaces.Box(0, 255, shape, np.uint8)).leaves
+    assert leaf.channels == channels

@@ -264,3 +264,32 @@ def test_a_step_of_kto_is_theirs(kind: str, tmp_path: Path) -> None:
     inputs = inputs_of(text) | {f"KL_{name}": each for name, each in inputs_of(others).items()} | {"label": labels}
     found, cfg = algorithm("kto", loss=kind, beta=0.4, desirable=1.5, undesirable=0.5)
     alike(found.loss(cfg, hyper(cfg), now, own)[0], trainer._compute_loss(trainer.model, inputs, False), trainer.model)
+
+
+@pytest.mark.parametrize("kind", ["simpo", "orpo"])
+def test_a_step_of_a_loss_without_a_base_is_theirs(kind: str, tmp_path: Path) -> None:
+    """Of their ORPO the odds ratio: its other term imitates the prompt, too, where ours imitates the completion."""
+    from datasets import Dataset
+    from trl.experimental.cpo import CPOConfig, CPOTrainer
+    from trl.experimental.orpo import ORPOConfig, ORPOTrainer
+
+    how = {**common(tmp_path), "beta": 0.4, "max_length": 16}
+    data = Dataset.from_list([{"prompt": "1", "chosen": "2", "rejected": "3"}] * B)
+    shared = {"model": model(), "train_dataset": data, "processing_class": words.base().tokenizer}
+    trainer: Any = (
+        CPOTrainer(args=CPOConfig(**how, loss_type="simpo", simpo_gamma=0.3, cpo_alpha=0.0), **shared)
+        if kind == "simpo" else ORPOTrainer(args=ORPOConfig(**how), **shared)
+    )  # fmt: skip
+    moved(trainer.model).eval()
+    text = on_the_right(rows(2))
+    labels = text.ids[0].masked_fill(inputs_of(text)["completion_mask"] == 0, -100)
+    parts = {"input_ids": text.ids[0], "attention_mask": text.real[0].long(), "labels": labels}
+    pairs = {
+        f"{which}_{name}": each[half]
+        for which, half in (("chosen", slice(B // 2)), ("rejected", slice(B // 2, B))) for name, each in parts.items()
+    }  # fmt: skip
+    theirs, _ = trainer.get_batch_loss_metrics(trainer.model, pairs)
+    if kind == "orpo":
+        theirs = theirs - trainer.concatenated_forward(trainer.model, pairs)[4]
+    found, cfg = algorithm("dpo", loss=kind, beta=0.4, margin=0.3, nll_alpha=0.0)
+    alike(found.loss(cfg, hyper(cfg), preferred(trainer.model, text), text)[0], theirs, trainer.model)

@@ -14,7 +14,7 @@ import torch
 
 import populations
 from evopipe.envs.rows import RowStep
-from evopipe.memory.rollout import Rollout, StepLayout
+from evopipe.memory.rollout import TERMINATED, Rollout, StepLayout
 from evopipe.regimes.rollouts import _Plan, _windows, learn_from_rollout
 from evopipe.run.spec import EnvSpec, first_members
 from evopipe.types import Chosen, Spaces
@@ -103,6 +103,18 @@ def test_state_and_restore_of_a_part_that_is_filled() -> None:
 
 
 # --------------------------------------------------------------------------------------------------------- stretches
+
+
+def test_the_share_of_steps_that_terminated_leaves_out_cut_and_broken_ones() -> None:
+    """Of four steps one is terminated, one truncated, one broken: of the three that count it is a third."""
+    rollout, no = Rollout(StepLayout(Spaces(2, 2), False), 1, 4, 1, 0, CPU), torch.zeros(1, 1, dtype=torch.bool)
+    nothing, zero = torch.zeros(1, 1, 0), torch.zeros(1, 1)
+    for t in range(4):
+        chosen = Chosen(torch.zeros(1, 1, dtype=torch.int64), zero, zero, nothing)
+        rollout.enter(t, torch.zeros(1, 1, 2), ~torch.zeros(1, 1, 2, dtype=torch.bool), no, nothing, chosen)
+        rollout.finish(t, torch.zeros(1, 1, 2), zero, *(no | (t == place) for place in range(3)))
+    rollout.estimate(4, torch.zeros(1, 4), torch.ones(1), torch.ones(1))
+    assert rollout.signals(4)[TERMINATED].tolist() == pytest.approx([1 / 3])
 
 
 @pytest.mark.parametrize("ticks", [1, 2, 5, 16, 33])

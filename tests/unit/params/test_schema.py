@@ -14,6 +14,7 @@ import pytest
 from evopipe import algos
 from evopipe.errors import MissingInputError, ParamsError
 from evopipe.params.load import Params, json_schema, load_params, parse_params
+from evopipe.problems.env import neighbours_of
 from evopipe.schema.declare import MAX_PROBLEMS
 from evopipe.schema.write import block
 
@@ -183,6 +184,41 @@ def test_what_a_run_could_not_use_is_refused_with_its_line(edited: Edit) -> None
 def test_a_memory_counts_where_there_is_one(train: dict[str, Any]) -> None:
     parse_params({"train": train})
     assert "ppo.learn_step: it would never learn" in refusal({"train": {"algo": "ppo", "max_steps": 2047}})
+
+
+def test_what_just_fits_is_taken() -> None:
+    """A bound is itself allowed: the one rollout of a run, the one transition that a memory holds, one slice."""
+    parse_params({"train": {"algo": "ppo", "max_steps": 2048}, "algos": {"ppo": {"learn_step": 2048}}})
+    parse_params({"train": {"replay": {"capacity": 100, "n_step": 100}}, "algos": {"dqn": {"batch_size": 100}}})
+    parse_params({"train": {"evo_steps": 5_000}, "search": {"budget": 5_000}})
+    parse_params({"env": {"num_envs": 16}, "train": {"evo_steps": 16}})
+
+
+@pytest.mark.parametrize(("train", "reads"), [
+    ({"algo": "ppo", "warm_start": 20}, False),  # it begins no memory
+    ({"algo": "dqn", "warm_start": 20}, True),
+    ({"algo": "dqn", "warm_start": 0}, False),
+    ({"algo": "dqn", "warm_start": 0, "mode": "offline"}, True),
+])  # fmt: skip
+def test_only_who_learns_from_a_dataset_reads_one(train: dict[str, Any], reads: bool) -> None:
+    assert parse_params({"train": train}).needs_dataset == reads
+
+
+def test_a_memory_is_shared_by_as_many_as_divide_the_population() -> None:
+    parse_params({"population": {"size": 8}, "train": {"replay": {"sharing": 2}}})
+    parse_params({"population": {"size": 8}, "train": {"replay": {"sharing": 8}}})
+    assert "8 members (population.size) cannot be divided among memories of 3 each" in refusal(
+        {"population": {"size": 8}, "train": {"replay": {"sharing": 3}}}
+    )
+
+
+@pytest.mark.parametrize(("train", "neighbours"), [
+    ({}, 6), ({"replay": {"sharing": "own"}}, 1), ({"replay": {"sharing": 3}}, 3),
+    ({"mode": "offline"}, 1), ({"algo": "ppo"}, 1),  # these have no memory that they fill
+])  # fmt: skip
+def test_how_many_share_a_memory(train: dict[str, Any], neighbours: int) -> None:
+    params = parse_params({"population": {"size": 6}, "train": train})
+    assert neighbours_of(params.train, 6) == neighbours
 
 
 def test_nulls_are_offered_where_they_are_allowed(edited: Edit) -> None:

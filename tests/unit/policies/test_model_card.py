@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -10,8 +11,10 @@ import numpy as np
 from gymnasium import spaces
 
 from evopipe.envs.spaces import ObservationSpace
+from evopipe.params.load import parse_params
 from evopipe.policies.card import card
-from evopipe.policies.policy import Policy
+from evopipe.policies.policy import CARD, Policy
+from evopipe.problems.env_export import spec_of, write
 from evopipe.run.spec import first_members
 from populations import problem
 
@@ -87,3 +90,17 @@ def test_the_card_says_how_good_it_is_and_with_which_hyper_parameters() -> None:
         "| lr | 0.001 |",
     ]
     assert "actions, values = program(obs)" in lines
+
+
+def test_the_card_of_an_export_names_the_held_out_episodes(tmp_path: Path) -> None:
+    """Not those by which members were chosen."""
+    cfg = {
+        "env": {"id": "CartPole-v1"}, "train": {"eval_episodes": 3}, "evaluate": {"episodes": 23},
+        "export": {"program": False},
+    }  # fmt: skip
+    params = parse_params(cfg)
+    spec = spec_of(params)
+    (elite,), _ = first_members(spec, 1)
+    write(tmp_path / "elite", params, spec, elite, {"hyper": dict(elite.hyper)}, {"elite": SCORE})
+    text = (tmp_path / "elite" / CARD).read_text(encoding="utf-8")
+    assert re.search(r"^\| 23 \| 1\.23 ", text, re.MULTILINE)

@@ -196,6 +196,16 @@ def config(name: str, **changes: Any) -> EnvConfig:
     return EnvConfig.model_validate({"id": f"tensor_envs:{name}", "backend": "torch", **changes})
 
 
+def test_one_row_ends_with_the_limit_that_its_class_names() -> None:
+    """In the same step as the pool's rows do."""
+    pool, env = TensorPool(config("Line"), 1, CPU), make_env(config("Line"))
+    pool.reset([0], [6])
+    env.reset(seed=6)
+    left = torch.zeros(1, dtype=torch.int64)
+    ends = [(bool(step.terminated), bool(step.truncated)) for step in (pool.step(left) for _ in range(20))]
+    assert [env.step(0)[2:4] for _ in range(20)] == ends == [(False, False)] * 19 + [(False, True)]
+
+
 @pytest.mark.parametrize("name", ["Line", "Push"])
 def test_one_row_is_the_pools_to_the_bit(name: str) -> None:
     """The environment of Gymnasium that stands for a class plays what its rows play."""

@@ -25,6 +25,7 @@ from PIL import Image
 import rendering_envs  # noqa: F401  # registers them
 from evopipe.errors import DataError, MissingInputError
 from evopipe.layout import OUTS, SIGNALS, WRITER
+from evopipe.params.load import parse_params
 from evopipe.policies.film import FilmFrames
 from evopipe.policies.play import Score
 from evopipe.report import draw, figures, read, words
@@ -202,6 +203,14 @@ def test_what_comes_from_data_is_escaped(copy: Path) -> None:
     assert "script" not in {tag for tag, _ in found.tags}
     assert not [a for _, a in found.tags if "onclick" in a]
     assert "<script" not in text
+
+
+def test_where_data_comes_from_is_shown_where_a_run_reads_any() -> None:
+    """Of a run that reads none it would say what was not done."""
+    for warm, expected in ((0, None), (10, {"source", "collect"})):
+        shown = report._shown(parse_params({"train": {"warm_start": warm}}))
+        assert (set(shown["fetch"]) if "fetch" in shown else None) == expected
+        assert set(shown["algos"]) == {"dqn"}
 
 
 @pytest.mark.thorough

@@ -24,6 +24,7 @@ from evopipe.report import advice, draw, figures, page, read
 from evopipe.report.draw import Plot
 from evopipe.report.episodes import episodes_page
 from evopipe.report.family import Family
+from evopipe.report.read import _traits
 from round_runs import EPISODES, GAMES, LONG, MANY, MEASURES, SIGNALS, TEAM, WAITED
 
 WHOLE = Path(__file__).parent / "whole"
@@ -269,6 +270,14 @@ def test_the_rules_of_advice_are_told_what_the_run_says() -> None:
     assert facts.hyper[2, 2] == {"batch_size": 32.0, "lr": 2e-3, "encoder layers": 1.0, "encoder units": 8.0,
                                  "head layers": 0.0, "head units": 0.0, "latent units": 8.0}  # fmt: skip
     assert advice.facts_of(WAITED, {}).solved
+
+
+def test_an_architecture_is_told_by_its_layers_and_all_of_their_units() -> None:
+    arch = {"encoder": [[16], [32]], "head": [], "latent": 8, "activation": "ELU", "layer_norm": True}
+    assert dict(_traits(arch)) == {
+        "encoder layers": 2.0, "encoder units": 48.0, "head layers": 0.0, "head units": 0.0, "latent units": 8.0,
+        "activation": "ELU", "layer norm": "yes",
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -16,7 +16,9 @@ from envs_for_tests import Diary
 from evopipe.core.member import Member
 from evopipe.envs.pool import EnvPool
 from evopipe.errors import EnvironmentFailed, Interrupted
-from evopipe.problems.env_evaluate import _of_agents
+from evopipe.params.load import parse_params
+from evopipe.problems.env_evaluate import _of_agents, _refuse_or_warn
+from evopipe.problems.told import score_of
 from evopipe.rng import Purpose
 from evopipe.run.evaluate import Stopped, evaluate
 from evopipe.run.spec import EnvSpec, first_members
@@ -146,6 +148,25 @@ def test_a_teams_score_names_each_agents_mean_and_each_groups_sum() -> None:
     assert _of_agents(populations.problem(algo="maddpg"), returns) == {
         "agents": {"red_0": 2.0, "blue_0": 20.0, "red_1": 200.0}, "groups": {"red": 202.0, "blue": 20.0}
     }  # fmt: skip
+
+
+def test_one_members_broken_episodes_are_not_thinned_by_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    """A tenth of each member's may be left out."""
+    whole = np.ones((8, 20), np.bool_)
+    whole[3, :2] = False
+    assert _refuse_or_warn(whole, "E-v0") is whole
+    assert "in 2 of 160 episodes; they are left out" in capsys.readouterr().err
+    whole[3, 2] = False
+    with pytest.raises(EnvironmentFailed, match="in 3 of 160 episodes: mend it"):
+        _refuse_or_warn(whole, "E-v0")
+
+
+def test_each_member_has_draws_of_its_own_and_of_the_runs_seed_for_its_interval() -> None:
+    returns, lengths = np.random.default_rng(0).normal(size=50), np.ones(50)
+    params = {seed: parse_params({"seed": seed, "evaluate": {"bootstrap": 100}}) for seed in (1, 2)}
+    ends = [score_of(params[seed], place, returns, lengths)["interval"] for seed, place in ((1, 0), (1, 1), (2, 0))]
+    assert len({*map(tuple, ends)}) == 3
+    assert score_of(params[1], 1, returns, lengths)["interval"] == ends[1]
 
 
 @pytest.mark.parametrize(("fitness", "warned"), [(3.5, False), (4.5, True)])

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from evopipe.errors import DataError, ResourceError
-from evopipe.layout import EVALUATION, STAGES, TRANSITIONS
+from evopipe.errors import DataError, DiskError, ResourceError
+from evopipe.layout import EVALUATION, FETCHED, STAGES, TRANSITIONS
 from evopipe.params.load import load_params
 from evopipe.searchers.contract import Bound
 from evopipe.storage.files import write_json
-from evopipe.sweep import run
 from evopipe.sweep.experiments import _RECORD, _is_saved
-from evopipe.sweep.run import DONE, LOG, PARAMS, SweptRun, _failure, _is_done, _Runs, _spent, _stages, table
+from evopipe.sweep.run import (
+    _TAIL,
+    DONE,
+    LOG,
+    PARAMS,
+    SweptRun,
+    _alone,
+    _failure,
+    _is_done,
+    _Runs,
+    _spent,
+    _stages,
+    table,
+)
 from evopipe.sweep.settings import Setting, _drawn, _rounded, _short, settings_of
 from tiny import write_params
 
@@ -72,64 +82,51 @@ def test_stages_that_make_a_dataset_are_run_where_it_is_read(dataset: bool, tmp_
     assert _spent(tmp_path)[0].keys() == {name for name, makes in names.items() if dataset or not makes}
 
 
-def stages_run(folder: Path, monkeypatch: pytest.MonkeyPatch, ends_at: str = "", **how: Any) -> dict[str, Any]:
-    """Run what is not done yet, by stages that note what they are given and take some CPU time; one may fail."""
-    given: dict[str, Any] = {}
-
-    def module_of(stage: Any) -> Any:
-        def work(params: Any, folder: Path) -> None:
-            given[stage.name] = params
-            began = time.process_time()
-            while time.process_time() - began < 0.02:
-                pass
-            if stage.name == ends_at:
-                raise DataError("no more")
-
-        return SimpleNamespace(run=work)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(run.stages, "module_of", module_of)
-        _stages(load_params(folder / PARAMS), folder, **{"dataset": False, "one_of_many": False, **how})
-    return given
-
-
-def test_each_stage_is_run_once_and_its_cpu_seconds_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_stage_is_run_once_and_its_cpu_seconds_add_up(tmp_path: Path) -> None:
     """A stage that failed is not done, and what it took counts when it has gone on."""
     write_params(tmp_path)
-    write_json(tmp_path / DONE, {"stages": {"population": 7.0}, "cpu": {"population": 6.0, "train": 100.0}})
-    with pytest.raises(DataError, match="no more"):
-        stages_run(tmp_path, monkeypatch, ends_at="evaluate")
-    done, cpu = _spent(tmp_path)
-    assert [*done] == ["population", "train"]
-    assert done["population"] == 7.0
-    assert 0.0 < done["train"] < 60.0
-    assert cpu["population"] == 6.0
-    assert 100.0 < cpu["train"] < 101.0
-    assert 0.0 < cpu["evaluate"] < 1.0
-    first = cpu["evaluate"]
-    assert [*stages_run(tmp_path, monkeypatch)] == ["evaluate", "export", "report"]
-    assert first < _spent(tmp_path)[1]["evaluate"] < first + 1.0
-    assert stages_run(tmp_path, monkeypatch) == {}
-    assert [*stages_run(tmp_path, monkeypatch, dataset=True)] == ["fetch", "buffer"]
+    params, others = load_params(tmp_path / PARAMS), [stage.name for stage in STAGES if not stage.dataset]
+    cpu = {"population": 6.0, "fetch": 100.0, "buffer": 50.0}
+    write_json(tmp_path / DONE, {"stages": dict.fromkeys(others, 7.0), "cpu": cpu})
+    (tmp_path / TRANSITIONS).mkdir(parents=True)  # in the way of the file that `buffer` writes
+    with pytest.raises(DiskError, match="a folder is in its place"):
+        _stages(params, tmp_path, dataset=True, one_of_many=False)
+    done, first = _spent(tmp_path)
+    assert done.keys() == {*others, "fetch"}
+    assert {done[name] for name in others} == {7.0}
+    assert 0.0 < done["fetch"] < 60.0
+    assert first["population"] == 6.0
+    assert 100.0 < first["fetch"] < 101.0
+    assert 50.0 < first["buffer"] < 51.0
+    (tmp_path / TRANSITIONS).rmdir()
+    fetched = (tmp_path / FETCHED).stat().st_mtime_ns
+    _stages(params, tmp_path, dataset=True, one_of_many=False)
+    again, last = _spent(tmp_path)
+    assert again.keys() == {*done, "buffer"}
+    assert (tmp_path / TRANSITIONS).is_file()
+    assert (tmp_path / FETCHED).stat().st_mtime_ns == fetched
+    assert {name: last[name] for name in ("population", "fetch")} == {
+        name: first[name] for name in ("population", "fetch")
+    }
+    assert first["buffer"] < last["buffer"] < first["buffer"] + 1.0
+    before = (tmp_path / DONE).stat().st_mtime_ns
+    _stages(params, tmp_path, dataset=True, one_of_many=False)
+    assert (tmp_path / DONE).stat().st_mtime_ns == before, "nothing is left to do"
 
 
-def test_one_of_many_leaves_the_other_cpus_to_its_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_many_leaves_the_other_cpus_to_its_neighbours(tmp_path: Path) -> None:
     """What was set stays, and so does every other parameter."""
-    for many, changes, expected in (
-        (True, {}, (0, 1)),
-        (False, {}, ("auto", "auto")),
-        (True, {"runtime.env_workers": 3}, (3, 1)),
-        (True, {"runtime.learners": 2}, (0, 2)),
+    for changes, expected in (
+        ({}, (0, 1)),
+        ({"runtime.env_workers": 3}, (3, 1)),
+        ({"runtime.learners": 2}, (0, 2)),
     ):
-        folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        write_params(folder, {"runtime.env_workers": "auto", "runtime.learners": "auto", **changes})
-        found = stages_run(folder, monkeypatch, one_of_many=many)["train"]
+        write_params(tmp_path, {"runtime.env_workers": "auto", "runtime.learners": "auto", **changes})
+        whole = load_params(tmp_path / PARAMS)
+        found = _alone(whole)
         assert (found.runtime.env_workers, found.runtime.learners) == expected
-        whole = load_params(folder / PARAMS)
-        assert found.tracked() == whole.tracked()
-        assert found.runtime.model_copy(update={"env_workers": 9, "learners": 9}) == whole.runtime.model_copy(
-            update={"env_workers": 9, "learners": 9}
-        )
+        back = {"env_workers": whole.runtime.env_workers, "learners": whole.runtime.learners}
+        assert found.model_copy(update={"runtime": found.runtime.model_copy(update=back)}) == whole
 
 
 def test_a_run_is_an_experiment_of_the_commit_that_its_record_names(tmp_path: Path, settings: list[Setting]) -> None:
@@ -197,7 +194,7 @@ def test_a_run_that_was_asked_to_end_has_not_failed(code: int, tmp_path: Path, s
     assert runs.failed.keys() == {settings[0]}
 
 
-def test_why_a_run_failed_is_its_last_error_or_its_last_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_a_run_failed_is_its_last_error_or_its_last_line(tmp_path: Path) -> None:
     log = tmp_path / LOG
     for text, said in (
         ("error: one\nerror: two\n", "two"), ("line\nlast line\n", "last line"), ("", ""),
@@ -206,10 +203,9 @@ def test_why_a_run_failed_is_its_last_error_or_its_last_line(tmp_path: Path, mon
         log.write_text(text)
         failure = _failure(tmp_path, 66)
         assert (str(failure), failure.exit_code) == (said, 66)
-    monkeypatch.setattr(run, "_TAIL", 20)
-    log.write_text("error: old\n" + "x" * 30 + "\nerror: new\n")
+    log.write_text("error: old\n" + "x" * _TAIL + "\nerror: new\n")
     assert str(_failure(tmp_path, 1)) == "new"
-    log.write_text("error: old\n" + "x" * 30 + "\nend\n")
+    log.write_text("error: old\n" + "x" * _TAIL + "\nend\n")
     assert str(_failure(tmp_path, 1)) == "end", "it is looked for in the tail alone"
     killed, ended = _failure(tmp_path, -9), _failure(tmp_path, -11)
     assert isinstance(killed, ResourceError)

@@ -87,6 +87,8 @@ def test_of_a_generation_in_which_some_waited_the_living_are_counted_and_their_o
     }  # fmt: skip
     (row,) = told.members
     assert row.metrics() == {"healthy": 0.0, "id": 5.0, "steps": 70.0, "hyper/batch_size": 32.0, "hyper/lr": 2e-3}
+    late = event(scored(1, 5, 1.0, steps=70), scored(2, 6, 2.0, steps=90), losses=[0.1, 0.2, 0.3])
+    assert [row.loss for row in late.members] == [0.2, 0.3], "of its own slot, whoever waits in another"
     assert "time/generation_seconds" not in replace(told, seconds=0.0).metrics(), "none was measured"
 
 

@@ -15,7 +15,7 @@ import pytest
 from evopipe.errors import DataError
 from evopipe.schema.tracking import TrackingConfig
 from evopipe.track import outbox, tracking
-from evopipe.track.backends import Appending
+from evopipe.track.backends import tensorboard
 from evopipe.track.outbox import ADVICE, Outbox, _Redacted
 from evopipe.track.record import FILES, TRAINED, New, TrackedRun, TrainingRecord, _link, md5_of
 from evopipe.version import SOURCE, __version__
@@ -46,7 +46,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Started]:
     popen = lambda words, **how: found.append(Started(words, **how)) or found[-1]  # noqa: E731
     monkeypatch.setattr(outbox, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": popen}))
     monkeypatch.setattr(outbox, "_started", [])
-    monkeypatch.setattr(outbox.backends, "missing_package", lambda name: f"{name}: get it" if name == "wandb" else None)
+    monkeypatch.setitem(sys.modules, "wandb", None)  # as where it is not installed
     monkeypatch.delenv("EVOPIPE_TRACKING", raising=False)
     monkeypatch.delenv("DVC_EXP_NAME", raising=False)
     return found
@@ -149,7 +149,8 @@ def test_the_process_that_delivers_has_its_own_session_and_its_own_streams(
         assert process.words[:3] == [sys.executable, "-m", "evopipe.track.outbox"]
         assert (folder, root, int(writer)) == (str(record), str(work), os.getpid())
         assert TrackingConfig.model_validate_json(block).backends == ("tensorboard",), "what is installed"
-        assert following.problems() == [f"wandb: get it; {ADVICE}"]
+        lacks = "tracking.backends: wandb is not installed, so nothing goes there: pip install 'evopipe[wandb]'"
+        assert following.problems() == [f"{lacks}; {ADVICE}"]
         assert following.problems() == []
         os.write(process.says, b"mlflow: full\nmlflow: still\n")
         assert following.problems() == [f"tracking: mlflow: {word}; {ADVICE}" for word in ("full", "still")]
@@ -174,7 +175,6 @@ def test_a_process_that_cannot_be_started_is_a_sentence(work: Path, monkeypatch:
         raise OSError(11, "no more processes")
 
     monkeypatch.setattr(outbox, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": fails}))
-    monkeypatch.setattr(outbox.backends, "missing_package", lambda name: None)
     with Outbox(work, work, ON) as following:
         assert following.problems() == [f"tracking: no process could be started (no more processes); {ADVICE}"]
 
@@ -209,8 +209,7 @@ def test_a_copy_is_made_where_no_link_can_be(tmp_path: Path, monkeypatch: pytest
 
 def test_what_was_appended_under_one_key_is_known_by_its_result_too(tmp_path: Path) -> None:
     """As a training is that DVC restored: nothing of it is appended a second time."""
-    writer = SimpleNamespace(sent=0, write=lambda clock, event: None, finish=lambda run: None, close=lambda: None)
-    tracker = Appending(tmp_path, [], lambda run: writer)
+    tracker = tensorboard.connect(ON, tmp_path)
     run = TrackedRun(KEY, PARAMS, 1.0, "finished", "abc.dir")
     assert tracker.deliver(run) == New(run=1)
     for again in (run, TrackedRun("dvc-abc", PARAMS, 2.0, "finished", "abc.dir")):
