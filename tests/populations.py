@@ -47,10 +47,10 @@ from evopipe.types import ACTS, CUT, GONE, Batch, Learned
 CPU = torch.device("cpu")
 ALIKE = {
     "bc", "bc:continuous", "crossq", "ddpg", "iql", "iql:continuous", "ppo:continuous", "ppo:mixed", "ppo:multibinary",
-    "ppo:multidiscrete", "neural_ts", "qrdqn", "sac:continuous", "td3bc", "tqc",
+    "ppo:multidiscrete", "neural_ts", "qrdqn", "redq", "sac:continuous", "td3bc", "tqc",
 }  # fmt: skip
 THOROUGH = {  # much of theirs is in dqn, td3 and ppo
-    "cqn", "crossq", "maddpg", "mappo", "neural_ucb", "qrdqn", "rainbow", "sac", "tqc",
+    "cqn", "crossq", "maddpg", "mappo", "neural_ucb", "qrdqn", "rainbow", "redq", "sac", "tqc",
 }  # fmt: skip
 ENVIRONMENTS = {  # a small one for each kind of actions
     "discrete": "CartPole-v1",

@@ -12,6 +12,8 @@ import pytest
 from changed import PACKAGE, modules
 from evopipe import layout
 
+pytestmark = pytest.mark.thorough
+
 BUILD_A_RUN = 1
 ASK_WHICH_KIND = 5
 ASK_FOR_A_TEAM = 32

@@ -97,6 +97,7 @@ def test_the_file_size_limit_is_reached_while_saving(tmp_path: Path, expected: d
     assert digests(tmp_path) == expected
 
 
+@pytest.mark.thorough
 def test_outs_do_not_fit(tmp_path: Path, expected: dict[str, str]) -> None:
     """Nothing is lost between training and its outs: the checkpoint goes only when they are written."""
     prepared(tmp_path, {"runtime.checkpoint_seconds": 60.0})

@@ -50,7 +50,7 @@ def test_it_breaks_and_is_mended(tmp_path: Path, how: str, sentence: str) -> Non
     assert digests(folder) == digests(other)
 
 
-@pytest.mark.parametrize("how", ["nan obs", "nan reward"])
+@pytest.mark.parametrize("how", ["nan obs", pytest.param("nan reward", marks=pytest.mark.thorough)])
 def test_never_finite_again(tmp_path: Path, how: str) -> None:
     trigger = tmp_path / "trigger"
     folder = prepared(tmp_path / "a", trigger, how)

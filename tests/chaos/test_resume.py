@@ -307,6 +307,7 @@ def test_stage_evaluate_asked_to_stop(start: Starter, tmp_path: Path, signum: si
 # --- two at once ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_second_run_leaves_at_once(start: Starter, tmp_path: Path, expected: dict[str, str]) -> None:
     folder = prepared(tmp_path)
     run = start.start(folder, "train")

@@ -228,7 +228,15 @@ def test_the_lineage_says_who_came_from_whom_and_what_changed(algo: str, run: Ca
 
 
 @pytest.mark.product
-@pytest.mark.parametrize("ticks", [7, 30, 75, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 50, 110))])
+@pytest.mark.parametrize(
+    "ticks",
+    [
+        7,
+        75,
+        pytest.param(30, marks=pytest.mark.thorough),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 50, 110)),
+    ],
+)
 def test_a_restored_run_continues_bit_for_bit(algo: str, ticks: int, run: Callable[..., Any]) -> None:
     """In the middle of a generation and at its boundary (every 50 ticks)."""
     p = unlike(algo)

@@ -87,11 +87,11 @@ def test_a_restored_run_continues_bit_for_bit(ticks: int) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("algo", ["dqn", "qrdqn", "rainbow", "sac", "td3", "ddpg", "tqc", "crossq"])
+@pytest.mark.parametrize("algo", ["dqn", "qrdqn", "rainbow", "sac", "td3", "ddpg", "tqc", "crossq", "redq"])
 @pytest.mark.parametrize("prioritised", [False, True])
 def test_every_algorithm_with_a_memory_learns_from_it_whoever_steps(algo: str, prioritised: bool) -> None:
     """Discrete ones flip bits, continuous ones reach places; worker processes change no bit, priorities work too."""
-    env = REACH if algo in ("sac", "td3", "ddpg", "tqc", "crossq") else None
+    env = REACH if algo in ("sac", "td3", "ddpg", "tqc", "crossq", "redq") else None
     params = small({"prioritised": prioritised}, env, algo=algo)
     with begun(params) as alone, begun(params, Workers(2, 1)) as divided:
         for run in (alone, divided):

@@ -85,7 +85,7 @@ def cases(*quick: tuple[str, str]) -> Any:
     return pytest.mark.parametrize(("algo", "case"), [pytest.param(*each, marks=marks[each]) for each in every])
 
 
-@cases(("mappo", "leaves"), ("maddpg", "comes"))
+@cases(("mappo", "leaves"))
 def test_who_stays_is_worth_what_it_will_be_paid(algo: str, case: str) -> None:
     """Whoever comes or goes beside it, however: the situations that a target stands on are those that are met."""
     ticks = 320 if populations.is_on_policy(algo) else 400

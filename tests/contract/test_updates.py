@@ -45,7 +45,7 @@ UNLIKE = {
     "ent_coef": (0.01, 0.05, 0.2), "target_kl": (0.0, 1e-9, 1e9),
 }  # fmt: skip
 """Hyper-parameters, one a member."""
-SOFT = ("sac", "tqc", "crossq")  # whose policies keep their entropy
+SOFT = ("sac", "tqc", "crossq", "redq")  # whose policies keep their entropy
 CRITICS = [f"critic_{k}" for k in range(1, 11)]
 SHARED = {"share_encoder": True}
 RAINBOW = {"v_min": -2.0, "v_max": 3.0, "atoms": 5}
@@ -80,6 +80,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "crossq:alike": ("continuous", {"wider": 1, "renorm_after": 0, "policy_delay": 1, "beta1": 0.9}),
     "crossq:warming": ("continuous", {"wider": 3, "renorm_rate": 0.5, "policy_delay": 2, "learn_alpha": False}),
     "tqc:whole": ("continuous", {"critics": 3, "quantiles": 2, "dropped": 0, "learn_alpha": False}),
+    "redq": ("continuous", {"critics": 4, "policy_delay": 2, "target_entropy": -0.7}),
+    "redq:all": ("continuous", {"critics": 3, "subset": 3, "learn_alpha": False}),
+    "redq:one": ("continuous", {"critics": 5, "subset": 1}),
     "iql": ("discrete", {}),
     "iql:continuous": ("continuous", {"weight_limit": 1.5}),
     "ppo": ("discrete", {}),
@@ -449,6 +452,38 @@ def tqc(agent: Agent, batch: Batch, draw: Stream, drawn: Drawn, turn: int) -> Fo
     return loss, errors
 
 
+def redq(agent: Agent, batch: Batch, draw: Stream, drawn: Drawn, turn: int) -> Found:
+    """Chen et al. (2021), algorithm 1."""
+    alpha, cfg = float(agent.values["log_alpha"].detach().exp()), agent.cfg
+
+    def acts(obs: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        mean, log_std = agent.net("actor", obs)[:, :A], agent.net("actor", obs)[:, A:].clamp(-20, 2)
+        u = mean + log_std.exp() * noise.view(B, A)
+        log_pi = torch.distributions.Normal(mean, log_std.exp()).log_prob(u) + 2 * torch.cosh(u).log()
+        return torch.tanh(u), log_pi.sum(dim=1)
+
+    with torch.no_grad():
+        action, log_pi = acts(batch.next_obs, drawn(draw))
+        after = values_of_redq(agent, "critics_target", batch.next_obs, action)
+        numbers = draw.part(2).uniform(cfg.critics)[0].tolist()
+        subset = sorted(range(cfg.critics), key=numbers.__getitem__)[: cfg.subset]
+        y = batch.reward + batch.discount * (torch.cat([after[i] for i in subset], dim=1).amin(dim=1) - alpha * log_pi)
+    errors = torch.cat(values_of_redq(agent, "critics", batch.obs, batch.action), dim=1) - y[:, None]
+    loss = 0.5 * (batch.weight[:, None] * errors**2).sum()
+    names = [f"critic_{k}" for k in range(1, cfg.critics + 1)]
+    agent.descend(loss, **{f"critics__{name}": agent.hyper["lr_critic"] for name in names})
+    if turn == cfg.policy_delay - 1:
+        action, log_pi = acts(batch.obs, drawn(draw.part(1)))
+        q = torch.cat(values_of_redq(agent, "critics", batch.obs, action), dim=1).mean(dim=1)
+        agent.descend((batch.weight * (alpha * log_pi - q)).sum(), actor=agent.hyper["lr_actor"])
+        if cfg.learn_alpha:
+            aim = -float(A) if cfg.target_entropy == "auto" else cfg.target_entropy
+            agent.values["log_alpha"].grad = (batch.weight * (-log_pi.detach() - aim)).sum()
+            agent.step("log_alpha", agent.hyper["lr_alpha"])
+    agent.follow(agent.hyper["tau"], critics_target="critics")
+    return loss, errors.detach().abs().mean(dim=1)
+
+
 def crossq(agent: Agent, batch: Batch, draw: Stream, drawn: Drawn, turn: int) -> Found:
     """Bhatt et al. (2024), and algorithm 1 of Ioffe (2017) where a layer reads."""
     alpha, cfg = float(agent.values["log_alpha"].detach().exp()), agent.cfg
@@ -706,7 +741,7 @@ def ppo(agent: Agent, batch: Sequences, draw: Stream, drawn: Drawn, turn: int) -
 
 
 PAPERS: Mapping[str, Callable[..., Found]] = {
-    each.__name__: each for each in (bc, cqn, crossq, ddpg, dqn, iql, ppo, qrdqn, rainbow, sac, td3, td3bc, tqc)
+    each.__name__: each for each in (bc, cqn, crossq, ddpg, dqn, iql, ppo, qrdqn, rainbow, redq, sac, td3, td3bc, tqc)
 }
 
 
@@ -779,6 +814,8 @@ def told(agent: Agent, batch: Any, draw: Stream) -> dict[str, float]:
     def least(name: str, read: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
         if agent.name == "tqc":
             return quantiles_of_tqc(agent, name, read, action).mean(dim=(0, 2))
+        if agent.name == "redq":
+            return torch.cat(values_of_redq(agent, name, read, action), dim=1).mean(dim=1)
         if name.startswith("critics"):
             if not agent.continuous:
                 return torch.minimum(*(of(agent.net(f"{name}.critic_{k}", read), action) for k in (1, 2)))
@@ -851,6 +888,11 @@ def told(agent: Agent, batch: Any, draw: Stream) -> dict[str, float]:
 def quantiles_of_tqc(agent: Agent, name: str, x: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
     """Every critic's quantiles, `[M, B, N]`."""
     return torch.stack([agent.net(f"{name}.critic_{k}", x, action) for k in range(1, agent.cfg.critics + 1)])
+
+
+def values_of_redq(agent: Agent, name: str, x: torch.Tensor, action: torch.Tensor) -> list[torch.Tensor]:
+    """Every critic's values, `[B, 1]` each."""
+    return [agent.net(f"{name}.critic_{k}", x, action) for k in range(1, agent.cfg.critics + 1)]
 
 
 def rainbow_logits(agent: Agent, name: str, batch: Batch) -> torch.Tensor:
@@ -1140,7 +1182,10 @@ def test_actions_are_those_of_one_agent_a_member(case: str) -> None:
         ("td3bc", {}, (0.0, 0.0, 0.0, 0.0, 0.0)),
         ("cqn", {"epsilon": 0.3}, (0.3, 0.3, 0.3, 0.3, 0.3)),
         ("iql", {"epsilon": 0.3}, (0.3, 0.3, 0.3, 0.3, 0.3)),
-        *((name, {"random_steps": 100}, (1.0, 1.0, 1.0, 1.0, 0.0)) for name in ("ddpg", "td3", "sac", "tqc", "crossq")),
+        *(
+            (name, {"random_steps": 100}, (1.0, 1.0, 1.0, 1.0, 0.0))
+            for name in ("ddpg", "td3", "sac", "tqc", "crossq", "redq")
+        ),
         ("dqn", {}, (0.9, 0.7, 0.5, 0.108, 0.1)),
         ("dqn", {"eps_schedule": "exponential"}, (0.9, 0.9 / 3**0.5, 0.3, 0.1 * 9**0.01, 0.1)),
         ("qrdqn", {}, (0.9, 0.7, 0.5, 0.108, 0.1)),

@@ -33,7 +33,7 @@ def problem(algo: str, order: Sequence[Sequence[int]] = (), births: Sequence[Seq
     return populations.problem(algo=algo, mutation=populations.UNLIKE, train=train, search=search, **more)
 
 
-@pytest.mark.parametrize("algo", populations.cases(quick=("dqn", "ppo"), teams=True))
+@pytest.mark.parametrize("algo", populations.cases(quick=("dqn",), teams=True))
 def test_a_member_that_waited_has_the_bits_of_one_that_never_did(algo: str, run: Callable[..., Any]) -> None:
     waiting = run(problem(algo, TURNS), 3)
     check(waiting, run(problem(algo), 3))

@@ -129,7 +129,7 @@ def test_an_upstream_out_is_damaged(
         (folder / path).write_bytes(intact)
 
 
-@pytest.mark.parametrize("damage", [flip, cut])
+@pytest.mark.parametrize("damage", [pytest.param(flip, marks=pytest.mark.thorough), cut])
 def test_the_elite_is_damaged(folder: Path, damage: Callable[[Path, random.Random], None]) -> None:
     draw, elite = random.Random(4), folder / "models/elite"
     for name in ("policy.json", "policy.safetensors", "manifest.json"):

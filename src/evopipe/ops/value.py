@@ -51,6 +51,19 @@ def regression_loss(value: Tensor, target: Tensor, huber: bool) -> Tensor:
     return 0.5 * error * error
 
 
+def least_of_some(q: Tensor, u: Tensor, count: int) -> Tensor:
+    """Return the minimum over a random subset of critics, `[P, B]` (Chen et al., 2021, algorithm 1).
+
+    Every subset is equally likely. One subset serves all of a member's minibatch.
+
+    Args:
+        q: `[P, N, B]`, the values of N critics, for B transitions of P members.
+        u: `[P, N]`, uniform random numbers, by which each member's subset is drawn.
+        count: the size of the subset, from 1 to N.
+    """
+    return q.take_along_dim(u.argsort(dim=1)[:, :count, None], dim=1).amin(dim=1)
+
+
 def twin_loss(errors: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return the weighted loss of two critics, Σ w (e₁² + e₂²) `[P]`, and the mean |e| of the two errors `[P, B]`.
 

@@ -113,7 +113,8 @@ def test_no_bit_depends_on_how_long_environments_take(monkeypatch: pytest.Monkey
     assert equal_states(*states) == []
 
 
-@pytest.mark.parametrize("k", [1, pytest.param(3, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("k", [1, 3])
 def test_a_run_that_ends_anywhere_goes_on_to_the_same_bits(k: int) -> None:
     """After every tick of one and a half generations, with all that is in flight thrown away."""
     with closing(run_of(k)) as whole:

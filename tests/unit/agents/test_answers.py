@@ -27,7 +27,7 @@ from evopipe.storage import members as stored
 B = 5
 CASES = (
     "dqn", "rainbow", "qrdqn", "cqn", "ddpg", "td3", "td3bc", "td3:continuous:shared", "sac", "sac:continuous", "tqc",
-    "crossq", "iql",
+    "crossq", "redq", "iql",
     "iql:continuous", "bc", "bc:continuous", "ppo", "ppo:continuous", "ppo:multidiscrete", "ppo:multibinary",
 )  # fmt: skip
 
@@ -108,6 +108,8 @@ def expected(
         out = {"q_of": taken(action), "value": taken(torch.tanh(run("actor", obs)))}
     elif name == "tqc":
         out["q_of"] = torch.cat((run("critic_1", obs, action), run("critic_2", obs, action)), dim=1).mean(dim=1)
+    elif name == "redq":
+        out["q_of"] = torch.cat([run(f"critic_{k}", obs, action) for k in range(1, 11)], dim=1).mean(dim=1)
     elif p.spaces.continuous and name in ("sac", "iql", "crossq"):
         out["q_of"] = taken(action)
     elif name in ("sac", "iql"):
@@ -118,7 +120,7 @@ def expected(
     if name in ("sac", "iql", "bc", "ppo") and p.spaces.kind == "discrete":
         out["chances"] = masked(run("actor", obs), legal)
         out["log_prob"] = out["chances"][torch.arange(B), action].log()
-    elif name in ("sac", "tqc", "crossq"):
+    elif name in ("sac", "tqc", "crossq", "redq"):
         mean, log_std = run("actor", obs).chunk(2, dim=1)
         normal = torch.distributions.Normal(mean, log_std.clamp(-20, 2).exp())
         u = torch.atanh(action)

@@ -158,6 +158,7 @@ def run() -> Iterator[Callable[..., Any]]:
         each.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ALGOS)
 def test_a_run_evolves_and_goes_on_to_the_bit_whoever_learns(name: str, run: Callable[..., Any]) -> None:
     """Two generations with selection, cloning and mutation; the second run is restored from the first one's middle, and

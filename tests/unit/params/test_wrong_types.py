@@ -61,7 +61,7 @@ def refused_or_taken(data: dict[str, Any], path: tuple[str, ...], values: list[A
             assert not is_block, (path, value)
 
 
-@pytest.mark.parametrize("kind", ["env", "language"])
+@pytest.mark.parametrize("kind", ["env", pytest.param("language", marks=pytest.mark.thorough)])
 def test_whatever_stands_at_a_key_is_taken_or_refused_by_a_sentence(kind: str) -> None:
     every = list(paths(whole(kind)))
     assert len(every) > 100

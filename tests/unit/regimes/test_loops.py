@@ -640,7 +640,7 @@ def test_a_step_that_its_recorder_calls_broken_is_broken(run: Callable[..., Any]
     assert loop.regime.playing[0].rollout.after[:, 0, :, -1].tolist() == [[1.0] * 4, [1.0, 0.0, 1.0, 1.0]]
 
 
-@pytest.mark.parametrize("algo", ["dqn", "ppo"])
+@pytest.mark.parametrize("algo", [pytest.param("dqn", marks=pytest.mark.thorough), "ppo"])
 def test_a_step_that_an_environment_refused_is_taken_once(algo: str, run: Callable[..., Any], tmp_path: Path) -> None:
     """What was chosen, noted and learned before it failed is not chosen, noted and learned again."""
     trigger = tmp_path / "trigger"

@@ -39,6 +39,10 @@ TOLD = {
     | REPLAY
     | {"losses/actor_loss", "losses/entropy", "losses/alpha", "charts/noise", "losses/log_std"}
     | {"losses/quantile_low", "losses/quantile_high"},
+    "redq": ACTING
+    | VALUES
+    | REPLAY
+    | {"losses/actor_loss", "losses/entropy", "losses/alpha", "charts/noise", "losses/log_std"},
     "crossq": (ACTING | VALUES | REPLAY | {"losses/actor_loss", "losses/entropy", "losses/alpha", "charts/noise"})
     - {"losses/target_gap"}
     | {"losses/log_std"},
@@ -84,7 +88,10 @@ def rates(name: str) -> str:
     return "charts/learning_rate" if name.startswith("charts/learning_rate") else name
 
 
-@pytest.mark.parametrize("algo", TOLD)
+DEAR = ("rainbow", "tqc", "crossq", "redq")
+
+
+@pytest.mark.parametrize("algo", [pytest.param(n, marks=pytest.mark.thorough) if n in DEAR else n for n in TOLD])
 def test_a_run_tells_the_signals_of_its_algorithm(algo: str, computing: str) -> None:
     run = a_run(algo)
     finish(run)

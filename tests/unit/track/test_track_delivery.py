@@ -240,6 +240,7 @@ def test_members_that_waited_in_the_last_generation_are_in_mlflow_too(root: Path
     assert [value for _, _, value in seen["dqn-01234567"][1]["population/living"]] == [1.0, 1.0]
 
 
+@pytest.mark.thorough
 def test_twice_is_as_good_as_once(root: Path) -> None:
     outputs(root, made(root))
     synced(root)
