@@ -23,7 +23,7 @@ from tiny import ROOT, environment, params
 _WITHOUT = """
 import json, sys
 for name in ("mlflow", "dvc", "pandas", "pyarrow", "scipy", "sklearn", "optuna", "matplotlib", "minari", "Box2D",
-             "mpe2", "pettingzoo", "pygame", "huggingface_hub"):
+             "mpe2", "pettingzoo", "huggingface_hub"):
     sys.modules[name] = None
 """
 _TRAINS = """
@@ -92,7 +92,7 @@ def test_the_repository_installs_every_extra() -> None:
     assert named == set(extras) - {"dev"} - more_than_wheels
 
 
-HEAVY = {"box2d", "minari", "matplotlib", "mpe2", "pettingzoo", "pygame-ce", "scipy", "dvc", "mlflow", "transformers"}
+HEAVY = {"box2d", "minari", "matplotlib", "mpe2", "pettingzoo", "scipy", "dvc", "mlflow", "transformers"}
 
 
 def test_without_extras_little_is_installed() -> None:
