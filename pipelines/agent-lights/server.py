@@ -1,6 +1,6 @@
 """Ten lamps, at a server that speaks OpenEnv's messages until its input ends: `python server.py PORT`.
 
-Three lamps are on, and the numbers of those that are on are shown. Who presses a lamp's switch turns it off, which earns
+Three lamps are on, whose numbers are shown. Who presses the switch of one that is on turns it off, which earns
 a third; a session is an episode of three presses.
 """
 
