@@ -417,7 +417,7 @@ def _lessons(lineage: Sequence[Record]) -> tuple[tuple[int, dict[str, Any]], ...
     names = sorted({name for _, given in taught for name in given})
     varied = [name for name in names if any(given.get(name) != taught[0][1].get(name) for _, given in taught)]
     told = [(generation, {name: given.get(name) for name in varied}) for generation, given in taught]
-    return tuple(now for before, now in zip([None, *told], told) if before is None or before[1] != now[1])
+    return tuple(now for place, now in enumerate(told) if not place or told[place - 1][1] != now[1])
 
 
 def _signals(folder: Path) -> dict[Key, dict[str, float]]:
