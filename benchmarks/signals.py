@@ -3,9 +3,9 @@
 Runs of three pipelines, by our own kernels and by torch's, each once with the probe that signals come from and once
 without, a generation of the one after a generation of the other. No bit depends on the probe, so both learn the same;
 it ends with a sentence if they do not. Told are seconds of a processor in a generation, evaluation and evolution
-included, without the probe; what the probe adds, in % of these; and the median of single turns, and between which shares
-they lay. Every turn does the same work, so a generation's least seconds of all turns are those that others' work on the
-machine disturbed least: the first two columns are of these.
+included, without the probe; what the probe adds, in % of these; and the median of single turns, and between which
+shares they lay. Every turn does the same work, so a generation's least seconds of all turns are those that others' work
+on the machine disturbed least: the first two columns are of these.
 """
 
 from __future__ import annotations

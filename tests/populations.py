@@ -223,12 +223,14 @@ def equal_states(a: tuple[Any, Any], b: tuple[Any, Any]) -> list[str]:
 
 
 def make_unlike(run: Any) -> None:
-    """Give every living member numbers of its own in all hyper-parameters that are no counts."""
+    """Give every living member numbers of its own in all hyper-parameters that are no counts, and as bounds."""
     for cohort in run.cohorts:
         share = torch.tensor([1.0 - 0.17 * slot for slot in cohort.slots])
         whole = {name for member in cohort.members for name, value in member.hyper.items() if isinstance(value, int)}
         for name in cohort.hyper.keys() - whole:
             cohort.hyper[name].mul_(share)
+        if cohort.normaliser is not None:  # an elite of another run brings its own
+            cohort.normaliser.clip.copy_(share)
 
 
 def memory_of(run: Any, slot: int, name: str = "rows") -> torch.Tensor:

@@ -21,6 +21,7 @@ from evopipe.problems import check, part_of
 from evopipe.run.callbacks import Callback
 from evopipe.schema.tracking import TrackingConfig
 from evopipe.searchers.history import Record, read_lineage
+from evopipe.stages.tell import warn
 from evopipe.storage.files import read_bytes, read_json
 from evopipe.track import tracking
 
@@ -71,7 +72,8 @@ def run(
 
     Args:
         params: a params file, `Params`, or a mapping in the layout of `params.yaml` (missing keys take defaults).
-        folder: where data, models and reports go; None keeps nothing on disk.
+        folder: where data, models and reports go; None keeps nothing on disk. The page `reports/report.html` is left
+            out, with a warning, if matplotlib is not installed (extra `report`).
         quiet: whether to show nothing but warnings.
         on_generation: a function that is called with a `Snapshot` of the run when a generation has ended, as
             `train.callbacks.on_generation` is; None calls no function.
@@ -91,14 +93,17 @@ def run(
     settled = any_params(params)
     functions = {"on_generation": on_generation, "on_best": on_best, "on_tick": on_tick}
     if folder is not None:
-        result = _run(settled, Path(folder), quiet, layout.STAGES, functions)
-        tracking.attach(settled.tracking, ("evaluate", "export", "report"), Path(folder))
+        chosen = stages.runnable()
+        result = _run(settled, Path(folder), quiet, chosen, functions)
+        if chosen == stages.WITHOUT_REPORT:
+            warn(stages.NO_REPORT)
+        written = [stage.name for stage in chosen if stage.name in ("evaluate", "export", "report")]
+        tracking.attach(settled.tracking, written, Path(folder))
         return result
     with tempfile.TemporaryDirectory(prefix="evopipe-") as temporary:
         untracked = settled.model_copy(update={"tracking": TrackingConfig(backends=())})
-        chosen = [stage for stage in layout.STAGES if layout.REPORT not in stage.env.writes]
         try:
-            return _run(untracked, Path(temporary), quiet, chosen, functions)
+            return _run(untracked, Path(temporary), quiet, stages.WITHOUT_REPORT, functions)
         except Interrupted as stop:
             raise Interrupted(stop.exit_code - 128, "stopped; nothing is kept, for no `folder` was named") from None
 

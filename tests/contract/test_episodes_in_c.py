@@ -159,6 +159,15 @@ def test_some_members_are_evaluated_and_others_are_not(run: Callable[..., Any]) 
     assert_equal(*both(p, some, 9, 4)[:2])
 
 
+def test_what_a_member_sees_has_its_own_bound(run: Callable[..., Any]) -> None:
+    p = in_c(populations.problem("Pendulum-v1", "ppo", **SHORT, train={"normalise": {"observations": True}}))
+    made = run(p, 3)
+    populations.advance(made, 20)
+    (cohort,) = made.cohorts
+    cohort.normaliser.clip.copy_(torch.tensor([0.5, 0.1, 0.01]))
+    assert_equal(*both(p, made.cohorts, 6, 2, 9)[:2])
+
+
 @pytest.mark.parametrize("threads", [2, 3])
 def test_threads_change_no_bit(threads: int, run: Callable[..., Any]) -> None:
     p = job("one-cohort-of-unlike")

@@ -113,6 +113,14 @@ def test_members_that_wait_and_members_that_are_renewed_keep_no_others_episodes(
         assert (run.regime.replay.size > 3 * 30).all()
 
 
+def test_environments_that_are_made_anew_go_on_with_no_episode_of_before() -> None:
+    with begun(small()) as run:
+        advance(run, 4)
+        assert run.regime._hindsight._length.any()
+        run.regime.reopen({"bits": BITS})
+        assert not run.regime._hindsight._length.any()
+
+
 def test_a_reward_that_fails_later_ends_the_run_with_a_sentence() -> None:
     params, says = (
         small(env={**REACH, "kwargs": {"bad": "late"}}, algo="sac"),

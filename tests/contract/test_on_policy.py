@@ -270,6 +270,19 @@ def test_who_goes_on_with_its_networks_goes_on_with_its_memory(
     assert all(m.healthy for m in loop.members)
 
 
+def test_a_memory_that_is_no_number_is_not_inherited(run: Callable[..., Any]) -> None:
+    """A member that diverged leaves it to its slot's next one of the same kind."""
+    p = populations.problem("envs_for_tests:Random-v0", "ppo", config=LSTM, train=LONG)
+    loop = run(p, 2)
+    advance(loop, 9)
+    before = remembered(loop)
+    loop.regime.playing[0].memory[1, 0, 0] = torch.nan
+    loop._form(loop.members)
+    after = remembered(loop)
+    assert torch.equal(after[0], before[0])
+    assert not after[1].any()
+
+
 def collect(regime: OnPolicy, ticks: int) -> None:
     """Take so many steps in every environment, as a run does by itself."""
     for _ in range(ticks):

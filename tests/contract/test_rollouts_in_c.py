@@ -66,9 +66,10 @@ def problem(env: str, **more: Any) -> EnvSpec:
     return in_c(populations.problem(env, "ppo", **more))
 
 
-def of_own(source: Path, often: float, fitness: str = "evaluation") -> EnvSpec:
+def of_own(source: Path, often: float, fitness: str = "evaluation", normalise: bool = False) -> EnvSpec:
     """A problem in an environment of a user's own."""
-    p = populations.problem("CartPole-v1", "ppo", train={"eval_episodes": 6}, search={"fitness": fitness})
+    train = {"eval_episodes": 6, **(NORMALISED["train"] if normalise else {})}
+    p = populations.problem("CartPole-v1", "ppo", train=train, search={"fitness": fitness})
     return in_c(p, id="Own", source=str(source), kwargs={"often": often})
 
 
@@ -221,13 +222,16 @@ def test_no_call_goes_beyond_a_rollout_or_what_was_asked(run: Callable[..., Any]
     assert seen == [9, 16, 25, 32, 41, 50], "rollouts of 64 steps in 4 environments, and 50 ticks"
 
 
-@pytest.mark.parametrize(("often", "fitness"), [(0.003, "evaluation"), (0.003, "training"), (0.2, "evaluation")])
+@pytest.mark.parametrize(
+    ("often", "fitness", "normalise"),
+    [(0.003, "evaluation", False), (0.003, "training", False), (0.2, "evaluation", False), (0.01, "evaluation", True)],
+)
 def test_broken_steps_are_left_out_and_counted_as_by_ticks(
-    often: float, fitness: str, run: Callable[..., Any], tmp_path: Path
+    often: float, fitness: str, normalise: bool, run: Callable[..., Any], tmp_path: Path
 ) -> None:
     """Where too much is broken, the run fails at the same tick, in the same state."""
     (tmp_path / "own.c").write_text(BREAKS)
-    p, ended = of_own(tmp_path / "own.c", often, fitness), []
+    p, ended = of_own(tmp_path / "own.c", often, fitness, normalise), []
     together, apart = run(p, 3), run(p, 3)
     for loop, most in ((together, MANY), (apart, 1)):
         try:
@@ -238,6 +242,16 @@ def test_broken_steps_are_left_out_and_counted_as_by_ticks(
     assert ("non-finite" in ended[0]) == (often > 0.1)
     assert together.clock.broken == apart.clock.broken > 0
     assert equal_states(together.state(), apart.state()) == []
+
+
+def test_so_many_ticks_may_go_unseen_as_cannot_break_too_much(run: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "own.c").write_text(BREAKS)
+    loop = run(of_own(tmp_path / "own.c", 0.1), 2)
+    world, clock = loop.regime.world, loop.clock
+    rows = clock.living * clock.envs
+    for clock.broken_here in range(12 * rows):
+        left = 10 * rows - clock.broken_here  # so many more are borne in any case
+        assert world.bearable == max(1, left // rows)
 
 
 def test_a_call_of_slow_environments_takes_few_ticks(

@@ -22,7 +22,8 @@ from tiny import ROOT, environment, params
 # What the extras bring along, most of the size of a full installation that is not torch: none of it can be imported.
 _WITHOUT = """
 import json, sys
-for name in ("mlflow", "dvc", "pandas", "pyarrow", "scipy", "sklearn", "optuna"):
+for name in ("mlflow", "dvc", "pandas", "pyarrow", "scipy", "sklearn", "optuna", "matplotlib", "minari", "Box2D",
+             "mpe2", "pettingzoo", "huggingface_hub"):
     sys.modules[name] = None
 """
 _TRAINS = """
@@ -32,7 +33,8 @@ print(result.summary["generations"], evopipe.load("out/models/elite").about["alg
 """
 _ASKS = """
 from evopipe.__main__ import main
-for words in (["new", "mine"], ["verify"], ["track", "sync"], ["track", "ui"]):
+for words in (["new", "mine"], ["verify"], ["track", "sync"], ["track", "ui"], ["report"],
+              ["env", "check", "LunarLander-v3"], ["env", "check", "simple_spread_v3"]):
     sys.argv = ["evopipe", *words]
     print(words, main(), file=sys.stderr)
 """
@@ -50,6 +52,10 @@ def test_training_from_python_needs_no_extra(tmp_path: Path) -> None:
     short = {"train.max_steps": 80, "train.evo_steps": 40, "train.eval_steps": 10, "evaluate.steps": 10}
     done = child(tmp_path, _TRAINS, json.dumps(params(short)))
     assert done.stdout == "2 dqn\n", done.stderr
+    without = "it needs matplotlib, which is not installed: pip install 'evopipe[report]'"
+    assert done.stderr.splitlines()[-1] == f"warning: no report was written: {without}"
+    assert (tmp_path / "out/reports/evaluation.json").exists()
+    assert not (tmp_path / "out/reports/report.html").exists()
 
 
 @pytest.mark.thorough
@@ -66,6 +72,13 @@ def test_what_needs_an_extra_names_its_command(tmp_path: Path) -> None:
         "['track', 'sync'] 66",
         "error: track ui needs mlflow, which is not installed: pip install 'evopipe[mlflow]'",
         "['track', 'ui'] 66",
+        "error: the report needs matplotlib, which is not installed: pip install 'evopipe[report]'",
+        "['report'] 66",
+        "error: env.id: 'LunarLander-v3' needs a package that is not installed: pip install 'evopipe[box2d]'",
+        "['env', 'check', 'LunarLander-v3'] 65",
+        "error: env.id: unknown environment 'simple_spread_v3'; teams need PettingZoo, which is not installed: "
+        "pip install 'evopipe[teams]'",
+        "['env', 'check', 'simple_spread_v3'] 65",
     ]
     assert not (tmp_path / "mine").exists()
 
@@ -79,13 +92,26 @@ def test_the_repository_installs_every_extra() -> None:
     assert named == set(extras) - {"dev"} - more_than_wheels
 
 
+HEAVY = {"box2d", "minari", "matplotlib", "mpe2", "pettingzoo", "scipy", "dvc", "mlflow", "transformers"}
+
+
+def test_without_extras_little_is_installed() -> None:
+    """What everybody gets is all that training, loading and playing need; the rest is asked for by name."""
+    named = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert not HEAVY & brought([Requirement(each) for each in named])
+
+
 def wanted() -> set[str]:
     """Everything that `pip install -e '.[dev]'` brings along here, by normalised name."""
-    found: set[str] = set()
     named = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lists = [named["dependencies"], *named["optional-dependencies"].values()]
     left = [Requirement(each) for each in chain(*lists)]
-    left = [each for each in left if each.name not in ("vllm", "reasoning-gym", "textarena", "evopipe")]
+    return brought([each for each in left if each.name not in ("vllm", "reasoning-gym", "textarena", "evopipe")])
+
+
+def brought(left: list[Requirement]) -> set[str]:
+    """Everything that these bring along here, by normalised name."""
+    found: set[str] = set()
     seen = set()
     while left:
         needed = left.pop()

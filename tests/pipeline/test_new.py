@@ -117,6 +117,8 @@ def test_an_installed_environment_needs_no_module(tmp_path: Path) -> None:
     assert files(tmp_path / "p") == FILES - {"my_env.py"}
     assert load_params(str(tmp_path / "p/params.yaml")).env.id == "CartPole-v1"
     assert not [name for name, text in contents("x", "CartPole-v1").items() if "my_env" in text]
+    needs = f"evopipe[pipeline,mlflow,box2d]=={evopipe.__version__}\n"
+    assert contents("x", "LunarLander-v3")["requirements.txt"] == needs
 
 
 TEXT = {

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evopipe.compare import Row, cells, differing
-from evopipe.errors import MissingInputError, UsageError
+from evopipe.errors import MissingInputError, UsageError, need_package
 from evopipe.formats import clean, number, score
 from evopipe.layout import FITNESS, TIMING
 from evopipe.ops.statistics import bootstrap_interval
@@ -36,6 +36,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
     Raises:
         UsageError: matplotlib does not write this format.
+        MissingInputError: matplotlib is not installed.
     """
     from evopipe.report.draw import Plot
 
@@ -81,13 +82,13 @@ def draw_curves(rows: Sequence[Row], path: Path | BinaryIO) -> None:
 
     Raises:
         UsageError: matplotlib does not write this format.
-        MissingInputError, DataError: a run has no learning curve, or its file is damaged.
+        MissingInputError, DataError: a run has no learning curve, its file is damaged, or matplotlib is not installed.
     """
-    from matplotlib.figure import Figure
-
     from evopipe.report.draw import PALETTE
 
     with _styled():
+        from matplotlib.figure import Figure
+
         figure = Figure(figsize=(960 / 72, (400 + 20 * len(rows)) / 72))
         both = figure.subplots(1, 2, sharey=True)
         for index, row in enumerate(rows):
@@ -122,10 +123,8 @@ def draw_parallel(rows: Sequence[Row], path: Path | BinaryIO) -> None:
 
     Raises:
         UsageError: the runs differ in no parameter but the seed, or matplotlib does not write this format.
+        MissingInputError: matplotlib is not installed.
     """
-    import matplotlib
-    from matplotlib.figure import Figure
-
     keys = differing([row.runs[0].settings for row in rows])
     if not keys:
         raise UsageError("compare: --parallel: there is nothing in which these runs differ but their seeds")
@@ -134,6 +133,9 @@ def draw_parallel(rows: Sequence[Row], path: Path | BinaryIO) -> None:
     scores = np.array([float(run.elite["mean"]) for run in runs])
     places, ticks = scaled(scores.tolist())
     with _styled():
+        import matplotlib
+        from matplotlib.figure import Figure
+
         figure = Figure(figsize=((200 + 170 * len(keys)) / 72, 420 / 72))
         axes = figure.add_axes((0.08, 0.14, 0.84, 0.72))
         heights = np.array([place for place, _ in scales] + [places])
@@ -196,6 +198,7 @@ def _curves(fitness: dict[str, list[float]], timing: dict[str, list[float]]) -> 
 
 @contextlib.contextmanager
 def _styled() -> Iterator[None]:
+    need_package("matplotlib", "report", "a picture")
     import matplotlib
 
     from evopipe.report.draw import style

@@ -1,4 +1,4 @@
-"""Minari datasets: written as Minari writes them, read without its loader.
+"""Minari datasets: written as Minari writes them, read without its loader. The package fetches those of its remote.
 
 Metadata is parsed as plain JSON. No environment and no callable is ever made from it, as Minari's own loader would do.
 Layout: https://minari.farama.org/content/dataset_standards/.
@@ -12,7 +12,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,11 +20,12 @@ import gymnasium
 import h5py
 import numpy as np
 
+from evopipe.data.described import space_from, space_to_text
 from evopipe.data.episodes import EpisodeDataset, RecordedEpisode
 from evopipe.data.hdf5 import StoredArray, Unusable, opened, read_foreign, same_length
 from evopipe.data.observations import compare, read_rows
-from evopipe.errors import DataError, MissingInputError
-from evopipe.storage.files import dump_json, make_folder, parse_json, read_bytes, temporary_prefix, translating
+from evopipe.errors import DataError, MissingInputError, need_package
+from evopipe.storage.files import dump_json, parse_json, read_bytes
 from evopipe.storage.folders import MANIFEST, read_folder, write_folder
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ Space = gymnasium.Space[Any]
 
 _OWN = "evopipe/"  # namespace of the ids of evopipe's own datasets, which hold observations as rows
 _METADATA, _CONTENT = "metadata.json", "main_data.hdf5"
+_VERSION = "0.5.4"  # of Minari, whose layout it is
 _MAX_METADATA = 16 * 2**20
 _REACH_SECONDS = 30.0
 _DOWNLOAD_SECONDS = 6 * 3600.0
@@ -76,42 +77,49 @@ def write_minari(
     Raises:
         DiskError: a file cannot be written.
     """
-    from minari import __version__ as minari_version
-    from minari.data_collector.episode_buffer import EpisodeBuffer
-    from minari.dataset.minari_storage import MinariStorage
+    with h5py.File("in memory", "w", driver="core", backing_store=False) as file:  # with the bytes of a file on disk
+        for number, episode in enumerate(episodes):
+            _write_episode(file.create_group(f"episode_{number}"), number, episode, observation_space, action_space)
+        file.flush()
+        content = file.id.get_file_image()
+    about: dict[str, Any] = {
+        "total_episodes": len(episodes),
+        "total_steps": sum(len(episode.reward) for episode in episodes),
+        "data_format": "hdf5",
+        "jpeg_encoding": False,
+        "observation_space": space_to_text(observation_space),
+        "action_space": space_to_text(action_space),
+    }
+    with contextlib.suppress(Exception):  # without a spec that JSON cannot hold the dataset is whole, too
+        about |= {"env_spec": env_spec.to_json()} if env_spec is not None else {}
+    about |= {
+        "dataset_id": f"{_OWN}{name}-v0",
+        "minari_version": _VERSION,
+        "algorithm_name": algorithm,
+        "description": description,
+    }
+    about["dataset_size"] = round((len(content) + len(json.dumps(about))) / 1e6, 1)  # MB
+    metadata = dump_json(about, str(folder), indent=2)
+    write_folder(folder, {f"data/{_CONTENT}": content, f"data/{_METADATA}": metadata})
 
-    plain = None  # without a spec that JSON cannot hold (an entry point that is a class) the dataset is whole, too
-    with contextlib.suppress(Exception):
-        plain = env_spec if env_spec is not None and env_spec.to_json() else None
-    make_folder(folder.parent)
-    beside = folder.parent.resolve()
-    with translating(folder), tempfile.TemporaryDirectory(prefix=temporary_prefix(), dir=beside) as scratch:
-        storage = MinariStorage.new(
-            scratch, observation_space, action_space, plain, data_format="hdf5", jpeg_encoding=False
-        )
-        storage.update_metadata(
-            {
-                "dataset_id": f"{_OWN}{name}-v0",
-                "minari_version": minari_version,
-                "algorithm_name": algorithm,
-                "description": description,
-            }
-        )
-        storage.update_episodes(
-            EpisodeBuffer(
-                id=number,
-                seed=episode.seed,
-                observations=episode.obs.astype(observation_space.dtype),
-                actions=episode.action.reshape(-1, *(action_space.shape or ())),
-                rewards=episode.reward,
-                terminations=episode.terminated,
-                truncations=episode.truncated,
-            )
-            for number, episode in enumerate(episodes)
-        )
-        files = {f"data/{path.name}": path.read_bytes() for path in sorted(Path(scratch).iterdir())}
-    metadata = json.loads(files[f"data/{_METADATA}"])
-    write_folder(folder, {**files, f"data/{_METADATA}": dump_json(metadata, str(folder), indent=2)})
+
+def _write_episode(
+    group: h5py.Group, number: int, episode: RecordedEpisode, observation_space: Space, action_space: Space
+) -> None:
+    """Write an episode of n steps: its columns, `[n, …]`, which anybody may make longer, and its attributes."""
+    group.attrs["id"] = number
+    if episode.seed is not None:
+        group.attrs["seed"] = episode.seed
+    group.attrs["total_steps"] = len(episode.reward)
+    columns = {
+        "observations": episode.obs.astype(observation_space.dtype),
+        "actions": episode.action.reshape(-1, *(action_space.shape or ())),
+        "rewards": episode.reward,
+        "terminations": episode.terminated,
+        "truncations": episode.truncated,
+    }
+    for name, column in columns.items():
+        group.create_dataset(name, data=column, chunks=True, maxshape=(None, *column.shape[1:]))
 
 
 def read_own(folder: Path) -> EpisodeDataset:
@@ -167,17 +175,13 @@ def _metadata(content: bytes, where: str) -> dict[str, Any]:
 
 def _space(described: Any, key: str, where: str) -> Space | None:
     """Build a space from its description, None where there is none."""
-    from minari.serialization import deserialize_space
-
     if described is None:
         return None
     try:
-        description = json.loads(described) if isinstance(described, str) else described
-        space: Space = deserialize_space(description)
+        return space_from(described)
     except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())[:200]
         raise DataError(f"{where}: {key} {str(described)[:100]} describes no space ({reason})") from error
-    return space
 
 
 def _episodes(file: h5py.File, metadata: Mapping[str, Any], shows: Space | None) -> list[RecordedEpisode]:
@@ -214,15 +218,20 @@ def _episode(file: h5py.File, name: str, recorded: Space | None, shows: Space | 
 # --- remote datasets --------------------------------------------------------------------------------------------------
 
 
+def cached(dataset_id: str) -> Path:
+    """Return the folder in which Minari's cache has a remote dataset, or would have it."""
+    return Path(os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets") / dataset_id
+
+
 def _local_folder(dataset_id: str) -> Path:
     """Return the local folder of a remote dataset, downloaded unless Minari's cache has it."""
     if not _ID.fullmatch(dataset_id):
         raise MissingInputError(
             f"fetch.minari.dataset: {dataset_id!r} is no folder here and no remote id (namespace/name-v0)"
         )
-    cache = Path(os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets")
-    folder = cache / dataset_id
+    folder = cached(dataset_id)
     if not all((folder / "data" / name).is_file() for name in ("metadata.json", "main_data.hdf5")):
+        need_package("minari", "minari", f"fetch.minari.dataset: the remote of {dataset_id!r}")
         known = json.loads(_child([_LIST, dataset_id.rpartition("-v")[0]], dataset_id, _REACH_SECONDS) or "[]")
         if dataset_id not in known:
             others = f"; it has {', '.join(known)}" if known else ""

@@ -87,10 +87,11 @@ def from_pettingzoo(
         kwargs: arguments of the game's function.
 
     Raises:
-        MissingInputError: the opponent's file does not exist.
+        MissingInputError: the package pettingzoo is not installed, or the opponent's file does not exist.
         ParamsError: the game, its arguments or the opponent cannot be used.
         DataError: an opponent's file is damaged.
     """
+    need_package("pettingzoo", "teams", "evopipe.envs.from_pettingzoo")
     from evopipe.envs.aec import AecGame
     from evopipe.envs.games import GameEnv
 

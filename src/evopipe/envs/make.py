@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import gymnasium
 
 from evopipe.envs.games import file_of
-from evopipe.envs.names import HOMES, OF_PETTINGZOO, import_home, suggested
+from evopipe.envs.names import HOMES, OF_PETTINGZOO, extra_of, import_home, suggested
 from evopipe.envs.single import OneRow, RowInC, is_tensor_class
 from evopipe.envs.team import TeamEnv
 from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, did_you_mean, said, text_of
@@ -229,13 +229,14 @@ def _find_team(env_id: str) -> Callable[..., Any] | None:
         return found if callable(found) and not (isinstance(found, type) and issubclass(found, gymnasium.Env)) else None
     if not module and not OF_PETTINGZOO.fullmatch(name):
         return None
-    for home in () if module or "/" in name else HOMES:
+    known = importlib.util.find_spec("pettingzoo") is not None  # mpe2 needs it too
+    for home in () if module or "/" in name or not known else HOMES:
         if importlib.util.find_spec(home) is not None and importlib.util.find_spec(f"{home}.{name}") is not None:
             source = import_module(f"{home}.{name}", "env.id")
             function: Callable[..., Any] = getattr(source, "parallel_env", None) or source.env
             return function
     # What is registered by a module of one's own has imported PettingZoo.
-    pettingzoo: Any = sys.modules.get("pettingzoo") if module else importlib.import_module("pettingzoo")
+    pettingzoo: Any = importlib.import_module("pettingzoo") if known and not module else sys.modules.get("pettingzoo")
     registries = () if pettingzoo is None else ("parallel", "aec")
     kinds = [kind for kind in registries if name in getattr(pettingzoo, f"{kind}_registry")]
     return partial(pettingzoo.make, kinds[0], name) if kinds else None
@@ -309,7 +310,8 @@ def _explain(error: BaseException, cfg: EnvConfig) -> NoReturn:
     text = text_of(error)
     if isinstance(error, known.DependencyNotInstalled):
         found = re.search(r"pip install\s+[\"']?([\w.-]+(?:\[[\w,.-]+\])?)", text)
-        install = f'`pip install "{found.group(1)}"`' if found else text
+        extra = extra_of(cfg.id)
+        install = f"pip install 'evopipe[{extra}]'" if extra else f'`pip install "{found[1]}"`' if found else text
         raise ParamsError(f"env.id: {cfg.id!r} needs a package that is not installed: {install}") from error
     for missing in (error, error.__cause__):  # PettingZoo says what is missing in an error of its own
         if isinstance(missing, ModuleNotFoundError):

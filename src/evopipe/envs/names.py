@@ -32,6 +32,15 @@ _PACKAGES = {
     "FrankaKitchen": ("gymnasium_robotics", "gymnasium-robotics"),
     "highway-": ("highway_env", "highway-env"),
 }
+# How the code begins that makes an environment, and the extra that installs it.
+_EXTRAS = {
+    "gymnasium.envs.box2d": "box2d",
+    "gymnasium.envs.mujoco": "mujoco",
+    "minigrid": "minigrid",
+    "minatar": "minatar",
+    "evopipe.envs:from_openspiel": "openspiel",
+    "evopipe.envs:from_pettingzoo": "teams",
+}
 _BY_ENTRY_POINT = "MinAtar/"  # its id needs no module before it
 
 
@@ -58,6 +67,16 @@ def import_home(env_id: str) -> None:
     import_module(module, "env.id")
 
 
+def extra_of(env_id: str) -> str | None:
+    """Return the extra of evopipe that installs an environment's package: `box2d` for LunarLander. None if there is
+    none, or if the environment needs no package of its own."""
+    if OF_PETTINGZOO.fullmatch(env_id):
+        return "teams"
+    spec = gymnasium.registry.get(env_id.rpartition(":")[2])
+    made_by = spec.entry_point if spec is not None and isinstance(spec.entry_point, str) else ""
+    return next((extra for begin, extra in _EXTRAS.items() if made_by.startswith(begin)), None)
+
+
 def suggested(env_id: str) -> str:
     """Return the end of an error message about an unknown id: a similar id, the package to install, or where to
     look."""
@@ -66,6 +85,8 @@ def suggested(env_id: str) -> str:
     if colon:
         known += [key for key, value in vars(sys.modules[module]).items() if callable(value)]
     elif OF_PETTINGZOO.fullmatch(env_id):
+        if importlib.util.find_spec("pettingzoo") is None:
+            return "; teams need PettingZoo, which is not installed: pip install 'evopipe[teams]'"
         pettingzoo = importlib.import_module("pettingzoo")
         known += [*pettingzoo.parallel_registry, *pettingzoo.aec_registry]
         homes = [spec for home in HOMES if (spec := importlib.util.find_spec(home)) is not None]

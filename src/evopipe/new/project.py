@@ -12,6 +12,7 @@ from string import Template
 from typing import Literal, NamedTuple
 
 from evopipe.envs.make import opened
+from evopipe.envs.names import extra_of
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.envs.team import TeamEnv
 from evopipe.errors import EvopipeError, ParamsError, UsageError, need_package
@@ -106,12 +107,13 @@ def contents(name: str, env_id: str | None = None, example: Example = "environme
             **{path: _text(file) for path, file in of_text.files.items()},
         }
     stub = env_id is None
+    extras = ["pipeline", "mlflow", *filter(None, [env_id and extra_of(env_id)])]
     row = f"| `{_MODULE}` | the environment: replace it by yours; `evopipe env check {_STUB}` tries it |\n"
     readme = Template(_text("README.md")).substitute(name=name, env=env_id or _STUB, environment=row if stub else "")
     dvc, params = _text("stages.yaml"), _text("params.yaml" if stub else "params-installed.yaml")
     files = {
         "README.md": readme,
-        _REQUIREMENTS: f"evopipe[pipeline,mlflow]=={__version__}\n",
+        _REQUIREMENTS: f"evopipe[{','.join(extras)}]=={__version__}\n",
         "dvc.yaml": dvc if stub else dvc.replace(f"      - {_MODULE}\n", ""),
         "params.yaml": params.replace("ENV_ID", env_id or ""),
         ".gitignore": _text("gitignore"),

@@ -100,7 +100,6 @@ class ReplayLearning:
         self._cohorts: Sequence[Cohort] = ()
         self._bound, self._by = False, build.chosen()  # whether, and for which kernels, `_lessons` were made
         self._lessons: list[Updates] | None = None
-        self._probed_from = 0  # the tick from which on a probe may be due: most ticks have none, and ask nothing
 
     def first(self, member: Member) -> Member:
         """Return a member of the first generation whose observation statistics include the transitions that the run
@@ -118,7 +117,7 @@ class ReplayLearning:
         if not self._spec.strategy.RENEWS:
             self._seen = None  # no member is born any more that has seen nothing
         self.learners.adopt(cohorts, [1.0 / _learn_step(cohort) for cohort in cohorts])
-        self._cohorts, self._bound, self._probed_from = cohorts, False, 0
+        self._cohorts, self._bound = cohorts, False
 
     def updates(self) -> Iterator[Callable[[], Any]]:
         """Yield the updates that are due at this tick, as functions without arguments that change the members in place.
@@ -210,8 +209,6 @@ class ReplayLearning:
         batch. Unless training is offline, the age of the sampled transitions is one of the metrics.
         """
         clock, replay, spec = self._clock, self.replay, self._spec
-        if clock.tick < self._probed_from:
-            return
         for cohort in self._cohorts:
             if not probe.due(self._paced(cohort), clock.here - 1, clock.generation_ticks):
                 continue
@@ -230,7 +227,6 @@ class ReplayLearning:
                 age = (newest - 1 - index) % replay.capacity  # rows that came later
                 more = {"replay/age": ops.mean(cohort.weight, age / (self._members // replay.memories))}
             probe.take(cohort, batch, draw, more)
-        self._probed_from = clock.tick + self.ahead(probe)
 
     def _paced(self, cohort: Cohort) -> float:
         """Return how many updates a member of a cohort makes in this generation."""

@@ -74,6 +74,9 @@ class OffPolicy:
         self.learning = ReplayLearning(setup, layout, memories, cfg.capacity, byte_images(pool, warm))
         self.replay, self.learners = self.learning.replay, self.learning.learners
         self._probe = Probe(spec, self.clock, sparse=isinstance(self.world, TensorWorld))
+        self._probed_from = (
+            0  # the tick from which on one is due again: to ask at every tick costs more than the probes
+        )
         self.first, self.inherit = self.learning.first, self.learning.inherit
         self.nstep = NStep(layout, pool.rows) if cfg.n_step > 1 else None
         self._goals = None if cfg.hindsight is None else Goals(spec.env)
@@ -121,6 +124,7 @@ class OffPolicy:
         self.world.adopt(cohorts)
         self.learning.adopt(cohorts)
         self._probe.adopt(cohorts)
+        self._probed_from = 0
         if self.nstep is not None:
             self._windows = self.nstep if self.world.rows is None else self.nstep.part(self.world.rows)
         if isinstance(self.world, World) and self._hindsight is None:
@@ -216,9 +220,11 @@ class OffPolicy:
 
     def _tell(self) -> None:
         """Probe members at the end of a tick where it is time, and take note of a generation's end."""
-        if self.clock.step > self.spec.train.learning_delay:
+        clock = self.clock
+        if clock.step > self.spec.train.learning_delay and clock.tick >= self._probed_from:
             self.learning.probe(self._probe)
-        if self.clock.generation_over:
+            self._probed_from = clock.tick + self.learning.ahead(self._probe)
+        if clock.generation_over:
             self._probe.end(self.cohorts, self._at_the_end, self.world.tally)
 
     def _at_the_end(self, cohort: Cohort) -> dict[str, Tensor]:

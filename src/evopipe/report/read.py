@@ -295,6 +295,8 @@ class FinishedRun:
         signals: means of the training signals by name, for each (generation, slot).
         lives: the histories of members, if they did not all train at the same time; else empty.
         replays: the results of `evopipe replay` for this elite; None if there are none.
+        lessons: the generations in which a curriculum changed the training environments, each with those keyword
+            arguments that differ in the run; empty without a curriculum.
     """
 
     generations: tuple[_Generation, ...]
@@ -308,6 +310,7 @@ class FinishedRun:
     signals: Mapping[Key, Mapping[str, float]] = field(default_factory=dict)
     lives: tuple[Life, ...] = ()
     replays: _Replays | None = None
+    lessons: tuple[tuple[int, Mapping[str, Any]], ...] = ()
 
     @cached_property
     def slots(self) -> int:
@@ -404,7 +407,17 @@ def read(folder: Path) -> FinishedRun:
         told=_told(folder, beside) if beside else None,
         lives=lives_of(lineage, {row.generation: row.env_steps for row in generations}),
         replays=_replays(folder, summary.elite),
+        lessons=_lessons(lineage),
     )
+
+
+def _lessons(lineage: Sequence[Record]) -> tuple[tuple[int, dict[str, Any]], ...]:
+    """Return from which generations on a curriculum taught what, of the arguments that it ever changed."""
+    taught = [(record.generation, record.curriculum) for record in lineage if record.curriculum is not None]
+    names = sorted({name for _, given in taught for name in given})
+    varied = [name for name in names if any(given.get(name) != taught[0][1].get(name) for _, given in taught)]
+    told = [(generation, {name: given.get(name) for name in varied}) for generation, given in taught]
+    return tuple(now for place, now in enumerate(told) if not place or told[place - 1][1] != now[1])
 
 
 def _signals(folder: Path) -> dict[Key, dict[str, float]]:

@@ -17,9 +17,18 @@ Raises:
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
-from evopipe.layout import Stage
+from evopipe.layout import REPORT, STAGES, Stage
+
+WITHOUT_REPORT = tuple(stage for stage in STAGES if REPORT not in stage.env.writes)
+NO_REPORT = "no report was written: it needs matplotlib, which is not installed: pip install 'evopipe[report]'"
+
+
+def runnable() -> tuple[Stage, ...]:
+    """Return the stages in their order; without the report if matplotlib, which draws it, is not installed."""
+    return STAGES if find_spec("matplotlib") is not None else WITHOUT_REPORT
 
 
 def module_of(stage: Stage) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from evopipe.errors import translate_failures
+from evopipe.errors import need_package, translate_failures
 from evopipe.imports import uncollected
 from evopipe.layout import REPORT
 from evopipe.params.load import AnyParams
@@ -20,7 +20,12 @@ def run(params: AnyParams, quiet: bool = False, folder: Path = Path(), family: F
 
     `family`, a comparison with other runs, becomes a section of the page. Inputs and outputs are below `folder`.
     `quiet` suppresses messages.
+
+    Raises:
+        MissingInputError: the package matplotlib is not installed, or the stages before have not written their files.
+        DataError: a file is damaged.
     """
+    need_package("matplotlib", "report", "the report")
     if params.films:  # the elite acts
         with uncollected():
             from evopipe.machine import configure

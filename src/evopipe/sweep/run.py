@@ -38,6 +38,7 @@ from evopipe.parallel import can_help, signal_at_parent_death
 from evopipe.params.load import AnyParams, load_params
 from evopipe.problems import check, part_of
 from evopipe.signals import StopSignal
+from evopipe.stages.tell import warn
 from evopipe.storage.files import make_folder, read_json, write_json, write_text
 from evopipe.storage.lock import RunLock
 from evopipe.sweep.settings import Setting
@@ -148,12 +149,12 @@ def sweep(
 
 def _import(settings: Sequence[Setting], dataset: bool) -> None:
     """Import what runs would import one by one."""
-    for stage in layout.STAGES:
+    for stage in (drawn := stages.runnable()):
         stages.module_of(stage)
     parts = ("population", "evaluate", "export", *["data"] * (dataset or settings[0].params.needs_dataset))
     for part in parts:
         part_of(settings[0].params, part)
-    for name in _LATER:
+    for name in _LATER if drawn == layout.STAGES else ():
         import_module(name)
 
 
@@ -279,7 +280,7 @@ def _stages(params: AnyParams, folder: Path, dataset: bool, one_of_many: bool) -
     """Run the stages that are not done yet."""
     if one_of_many:
         params = _alone(params)
-    for stage in layout.STAGES:
+    for stage in stages.runnable():
         done, cpu = _spent(folder)
         if stage.name in done or (stage.dataset and not dataset):
             continue
@@ -290,6 +291,8 @@ def _stages(params: AnyParams, folder: Path, dataset: bool, one_of_many: bool) -
         finally:
             cpu[stage.name] = round(cpu.get(stage.name, 0.0) + _cpu_seconds() - cpu_began, 3)
             write_json(folder / DONE, {"stages": done, "cpu": cpu})
+    if stages.runnable() == stages.WITHOUT_REPORT:
+        warn(stages.NO_REPORT)
     tracking.attach(params.tracking, layout.OUTS, folder)
 
 
@@ -313,4 +316,4 @@ def _cpu_seconds() -> float:
 
 
 def _is_done(folder: Path) -> bool:
-    return layout.STAGES[-1].name in _spent(folder)[0]
+    return stages.runnable()[-1].name in _spent(folder)[0]

@@ -93,7 +93,7 @@ def draw(row: ZooRow, path: Path) -> None:
     format of its suffix.
 
     Raises:
-        MissingInputError: the row was not trained yet.
+        MissingInputError: the row was not trained yet, or matplotlib is not installed.
         UsageError: matplotlib does not write this format.
     """
     from evopipe.compare.pictures import draw_curves

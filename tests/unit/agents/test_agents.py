@@ -104,6 +104,13 @@ def model(replies: list[list[int]], limits: Limits | None = None) -> tuple[Model
     return Model(Tokens(words.base()), submit, 0, 0, Sampled(), limits or Limits(64, 8)), asked
 
 
+def test_the_length_of_a_prompt_counts_the_tools_that_are_offered() -> None:
+    one, _ = model([])
+    chat = [{"role": "user", "content": "7"}]
+    tools = [{"type": "function", "function": {"name": "1", "parameters": {"properties": {"2": {}}}}}]
+    assert one.prompt_length(chat, tools) == len(one.prompt(chat, tools).ids) > one.prompt_length(chat)
+
+
 def test_a_chat_goes_on_with_the_tokens_that_were_written_and_not_with_their_text() -> None:
     base = words.base()
     end, role = base.ends[0], words.special("<|user|>")[0]
@@ -565,6 +572,9 @@ def test_a_slip_goes_to_either_side_and_slips_are_those_of_the_tasks_seed() -> N
     assert set(first) == {"FFF\nPSF\nFFF", "FFF\nFSP\nFFF"}  # of up: left or right, never up
     assert first == [walk(seed, 1.0)[0] for seed in range(40)]
     assert {walk(seed, 0.0)[1] for seed in range(5)} == {"PFF\nFSF\nFFF"}
+    env = FrozenLake({"map": ["FFFFF", "FFSFF", "FFFFF"], "seed": 3}, 0.5)
+    once, again = ([env.reset()[0], *(env.step("up")[0] for _ in range(9))] for _ in range(2))
+    assert once == again, "each episode's slips are those of its seed"
     env = FrozenLake(max_turns=2)
     env.reset()
     assert [env.step("no such")[2], env.step("up")[2]] == [False, True]

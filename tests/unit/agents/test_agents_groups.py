@@ -69,13 +69,19 @@ def test_a_member_without_a_row_has_nothing_effective() -> None:
                     "kl": "", "cut": 0.0}  # fmt: skip
 
 
-@pytest.mark.parametrize(("reason", "cut"), [("max_prompt_length_exceeded", 1.0), ("max_turns_exceeded", 0.0)])
-def test_what_a_limit_of_tokens_ended_is_cut(reason: str, cut: float) -> None:
-    regime, (cohort,) = regime_of({})
+@pytest.mark.parametrize(
+    ("reason", "cut", "failed"),
+    [("max_prompt_length_exceeded", 1, 0), ("max_turns_exceeded", 0, 0), ("timeout", 0, 1), ("error", 0, 1)],
+)
+def test_what_a_limit_of_tokens_ended_is_cut_and_what_is_masked_has_not_failed(
+    reason: str, cut: int, failed: int
+) -> None:
+    regime, (cohort,) = regime_of({"agents.mask": ["max_prompt_length_exceeded", "max_turns_exceeded"]})
     done = [ended(place, 1.0, reason=reason if place else "env_done") for place in range(4)]
     regime._measure(cohort, batch_of([[]], 0, words.CPU).text, [done], [[]], torch.zeros(1), 0)
     (row,) = regime.measures.rows()
-    assert dict(zip(regime.measures.names, row[2:], strict=True))["cut"] == 0.75 * cut
+    told = dict(zip(regime.measures.names, row[2:], strict=True))
+    assert (told["cut"], told["failed"]) == (0.75 * cut, 0.75 * failed)
 
 
 @pytest.mark.parametrize(("record", "taken"), [("validation", [0, 0, 1]), ("all", [1, 1, 1]), ("none", [0, 0, 0])])

@@ -15,14 +15,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import h5py
 import numpy as np
 import pytest
 from gymnasium import spaces
 from minari import MinariDataset
+from minari import __version__ as minari_version
+from minari.data_collector.episode_buffer import EpisodeBuffer
+from minari.dataset.minari_storage import MinariStorage
+from minari.serialization import deserialize_space, serialize_space
 
 from evopipe.data import transitions
 from evopipe.data.d4rl import read_d4rl
+from evopipe.data.described import space_from, space_to_text
 from evopipe.data.episodes import EpisodeDataset, RecordedEpisode, check_fits
 from evopipe.data.hdf5 import StoredArray, read_foreign
 from evopipe.data.minari import read_minari, read_own, write_minari
@@ -268,6 +274,53 @@ def test_minari_itself_reads_what_we_write(tmp_path: Path) -> None:
     assert (dataset.total_episodes, dataset.total_steps) == (3, 15)
     np.testing.assert_array_equal(dataset[2].observations, some()[2].obs)
     np.testing.assert_array_equal(dataset[0].terminations, some()[0].terminated)
+
+
+ACTED = (spaces.Discrete(ACTIONS, start=2), spaces.Box(-2.0, np.array([1, np.inf], np.float32), (2,), np.float32))
+
+
+@pytest.mark.parametrize("acted", ACTED)
+def test_minari_itself_would_write_these_bytes(acted: spaces.Space[Any], tmp_path: Path) -> None:
+    episodes = some()
+    if acted.shape:
+        rng = np.random.default_rng(3)
+        episodes = [replace(each, action=rng.random((len(each.reward), 2), np.float32)) for each in episodes]
+    shown, spec = spaces.Box(-np.inf, np.inf, (OBS,), np.float32), gymnasium.spec("CartPole-v1")
+    write_minari(
+        tmp_path / "set", episodes, name="Test-v0/collect", observation_space=shown, action_space=acted, env_spec=spec,
+        algorithm="test", description="a test",
+    )  # fmt: skip
+    (tmp_path / "theirs").mkdir()
+    storage = MinariStorage.new(tmp_path / "theirs", shown, acted, spec, data_format="hdf5", jpeg_encoding=False)
+    named = {"dataset_id": "evopipe/Test-v0/collect-v0", "minari_version": minari_version}
+    storage.update_metadata({**named, "algorithm_name": "test", "description": "a test"})
+    storage.update_episodes(
+        EpisodeBuffer(
+            id=number, seed=each.seed, observations=each.obs, actions=each.action, rewards=each.reward,
+            terminations=each.terminated, truncations=each.truncated,
+        )
+        for number, each in enumerate(episodes)
+    )  # fmt: skip
+    for name in ("metadata.json", "main_data.hdf5"):
+        ours, theirs = (tmp_path / "set/data" / name).read_bytes(), (tmp_path / "theirs" / name).read_bytes()
+        assert ours == theirs if name.endswith("hdf5") else json.loads(ours) == json.loads(theirs)
+
+
+def test_spaces_are_described_as_minari_describes_them() -> None:
+    inner = {
+        "box": spaces.Box(np.array([-1, -np.inf], np.float32), 3.0, (2,), np.float32),
+        "bytes": spaces.Box(0, 255, (2, 2, 3), np.uint8),
+        "pick": spaces.Discrete(5, start=-2),
+        "picks": spaces.MultiDiscrete([2, 3], start=[1, 0]),
+        "bits": spaces.MultiBinary(4),
+        "said": spaces.Text(9, min_length=2, charset="abc"),
+    }
+    for space in (*inner.values(), spaces.Dict(inner), spaces.Tuple([*inner.values(), spaces.Dict(inner)])):
+        text = space_to_text(space)
+        assert sorted(text) == sorted(serialize_space(space))  # a Text's characters are a set
+        assert space_from(text) == space == deserialize_space(text)
+    with pytest.raises(TypeError, match=r"^a Sequence cannot be described as text$"):
+        space_to_text(spaces.Sequence(spaces.Discrete(2)))
 
 
 @pytest.mark.thorough

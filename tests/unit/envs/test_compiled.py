@@ -223,3 +223,16 @@ def test_what_is_not_offered_is_refused(cfg: EnvConfig, text: str) -> None:
 def test_a_device_is_refused() -> None:
     with pytest.raises(ParamsError, match="c steps on the CPU alone, and members live on cuda:0: set it to torch"):
         CompiledPool(config(), 2, torch.device("cuda", 0))
+
+
+@pytest.mark.parametrize(
+    "env_id", ["Acrobot-v1", "CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Taxi-v4"]
+)
+def test_an_episode_begins_with_nothing_of_the_one_before(env_id: str) -> None:
+    pool = begun(config(env_id), 3)
+    first, rng = pool.memory.clone(), np.random.default_rng(1)
+    for _ in range(9):
+        pool.step(random_actions(pool, 3, rng))
+    assert (pool.memory != first).any(dim=1).all()
+    pool.reset(torch.arange(3), torch.arange(3))
+    assert torch.equal(pool.memory, first)

@@ -10,6 +10,7 @@ import torch
 
 import templates
 import words
+from evopipe import rng
 from evopipe.core.net import Net, score
 from evopipe.language.adapters import LoRA
 from evopipe.language.base import Base
@@ -116,6 +117,32 @@ def test_so_many_rows_at_once_keep_the_settings_of_each(net: Net) -> None:
     whole = write(net, *prompts(), how=how)
     assert len({tuple(row) for row in whole.ids[0, :3].tolist()}) == 1 < len({tuple(x) for x in whole.ids[0].tolist()})
     same(write(net, *prompts(), how=how, base=replace(words.base(), rows_at_once=3)), whole)
+
+
+def test_rows_that_stay_while_others_leave_keep_their_own_settings(net: Net) -> None:
+    """The likeliest tokens beside wild ones, of which the first rows end at once."""
+    hot = torch.tensor([2.0, 0.0] * 6).expand(3, -1)
+    how = Sampling(hot, torch.tensor([0, 1, 2] * 4).expand(3, -1), torch.ones(3, 12))
+    stop = [tuple("0123456789"), ("no such",)] * 6
+    left, stayed = (write(net, *prompts(), how=how, stop=stop, leave=leave) for leave in (True, False))
+    assert (left.lengths.amin(dim=1) < LIMIT).all()
+    same(left, stayed)
+
+
+def test_no_number_is_drawn_at_two_times(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor by a token and a later one of the round before."""
+    seen: list[set[int]] = []
+    true = rng.uniform
+
+    def uniform(keys: Any, purpose: Any, steps: torch.Tensor, n: int) -> torch.Tensor:
+        seen.append({*steps.tolist()})
+        return true(keys, purpose, steps, n)
+
+    monkeypatch.setattr(rng, "uniform", uniform)
+    for when in (4, 5):
+        write(net, *prompts(), when=when)
+    assert [len(steps) for steps in seen] == [LIMIT, LIMIT]
+    assert not seen[0] & seen[1]
 
 
 def same(one: Written, two: Written) -> None:

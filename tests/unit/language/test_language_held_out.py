@@ -31,6 +31,7 @@ def worth(completion: str, row: dict[str, Any]) -> float:
     return int(row["answer"]) / 100
 
 
+ROLES = ("user", "assistant")
 ROWS = [{"prompt": f"{i}=", "answer": str(i), "completion": "7" * i} for i in range(40)]
 
 
@@ -143,3 +144,14 @@ def test_intervals_are_wilsons_and_cover_what_they_should() -> None:
         assert inside >= 0.93 * 400
     assert list(told) == [f"pass@{k}{end}" for k in (1, 2, 4) for end in ("", "_interval")]
     assert list(passes(np.ones((3, 3), dtype=bool)))[::2] == ["pass@1", "pass@2", "pass@3"]
+
+
+def test_a_chat_is_known_by_its_questions_whatever_was_answered() -> None:
+    """Another answer to what members learned an answer to is no new row."""
+
+    def chat(*said: str) -> dict[str, Any]:
+        return {"messages": [{"role": ROLES[i % 2], "content": text} for i, text in enumerate(said)]}
+
+    rows = [chat("1", "a", "2", "b"), chat("1", "c", "2", "d"), chat("1", "a", "3", "b"), {"prompt": "1"}]
+    splits = {"train": np.array([0]), "validation": np.array([1, 2]), "test": np.array([3])}
+    assert {name: index.tolist() for name, index in seen(rows, splits).items()} == {"validation": [1], "test": []}

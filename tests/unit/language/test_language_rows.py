@@ -158,6 +158,16 @@ def test_prompts_whose_rewards_are_all_equal_give_way_to_others() -> None:
     assert all(0 <= row["drift"] <= 1e-5 for row in told)
 
 
+def test_the_drift_is_of_the_first_update_alone() -> None:
+    """Whoever wrote is whoever learns: later updates of a round have moved the weights, and are no drift."""
+    regime, _ = dialogue(rows=16, group_size=4, batch_size=4, epochs=2)
+    before = regime.cohorts[0].state.policy.values.clone()
+    regime.advance()
+    assert (regime.cohorts[0].state.policy.values - before).abs().amax() > 1e-3
+    place = 2 + regime.measures.names.index("drift")
+    assert [row[place] for row in regime.measures.rows()] == pytest.approx([0.0] * 3, abs=1e-4)
+
+
 def test_what_is_written_anew_depends_on_no_neighbour() -> None:
     """Members write unlike texts, so that unlike prompts are drawn again; each learns as it does alone, to the bit."""
     spec, corpus, members = problem("grpo", rows=16, group_size=4, batch_size=16, redraws=3)
@@ -258,7 +268,7 @@ def alone(spec: TextSpec, corpus: Corpus, member: Member, row: int, answer: int 
     return found
 
 
-def test_a_score_is_of_the_members_own_words_about_that_row() -> None:
+def test_a_score_is_of_the_members_own_words_about_that_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """To the last token, the one that ends the completion; whatever stands beside."""
     spec, corpus, members = problem("sft", batch_size=8)
     regime = TextRows(spec, Clock.of(spec, 3), TextSource(spec, corpus))
@@ -267,6 +277,9 @@ def test_a_score_is_of_the_members_own_words_about_that_row() -> None:
     regime.close()
     rows = corpus.splits["validation"]
     told = figures(spec, corpus, cohorts, rows, None)["chance"]
+    assert len(rows) % 3
+    monkeypatch.setattr("evopipe.regimes.text.AT_ONCE", 3)
+    np.testing.assert_allclose(figures(spec, corpus, cohorts, rows, None)["chance"], told, rtol=1e-4)
     assert corpus.answers[0][int(rows[0])][-1] == spec.base.ends[0]
     for p, member in enumerate(members):
         each = [alone(spec, corpus, member, int(row)) for row in rows]

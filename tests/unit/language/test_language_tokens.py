@@ -67,6 +67,13 @@ def test_what_is_too_long_is_left_out_and_counted() -> None:
         made(QUESTIONS, "reasoning", max_prompt=1)
 
 
+def test_rows_from_a_place_on_score_members_whatever_is_left_out_before_it() -> None:
+    rows = [{"prompt": "123456789=", "answer": "0"}, *({"prompt": f"{i}=", "answer": str(i)} for i in range(1, 8))]
+    corpus = tokenise(rows, "reasoning", words.base(), words.config(max_prompt=3), TextFetch(), 1, held_out=5)
+    found = {name: [corpus.rows[i]["answer"] for i in index.tolist()] for name, index in corpus.splits.items()}
+    assert found == {"train": ["1", "2", "3", "4"], "validation": ["5", "6", "7"], "test": []}
+
+
 def test_pairs_of_one_prompt_are_in_one_split() -> None:
     rows = [row for row in QUESTIONS for _ in range(3)]
     splits = made(rows, "preference").splits
@@ -93,6 +100,18 @@ def test_a_labelled_row_comes_with_the_completion_of_another_prompt_of_its_split
     assert told == [corpus.answers[n][i] for n in (0, 1) for i in index.tolist()]
     asked = [{rows[i]["prompt"] for i in each.tolist()} for each in corpus.splits.values()]
     assert len(set.union(*asked)) == sum(map(len, asked)) == 40
+
+
+def test_the_other_completion_is_the_next_ones_of_its_split_that_answers_another_prompt() -> None:
+    """Four rows of a prompt stand side by side, and no two completions are equal."""
+    rows = [{"prompt": f"{i // 4}=", "completion": str(i), "label": i % 2 == 0} for i in range(40)]
+    corpus = made(rows, "labelled")
+    own = [corpus.answers[0][i] for i in range(40)]
+    for index in corpus.splits.values():
+        places = index.tolist()
+        for n, i in enumerate(places):
+            another = [j for j in places[n:] + places[:n] if j // 4 != i // 4]
+            assert own.index(corpus.answers[1][i]) == (another or [*places[n + 1 :], *places])[0]
 
 
 def test_every_row_is_in_one_split() -> None:

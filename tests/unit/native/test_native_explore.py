@@ -57,6 +57,16 @@ def test_a_log_deviation_expands_to_the_means_shape(shape: tuple[int, ...]) -> N
     assert torch.equal(theirs, ours)
 
 
+def test_a_log_deviation_beyond_its_bounds_is_the_bound() -> None:
+    """Kernels that choose get it as a network gives it, not yet bounded."""
+    mean, noise, log_std = numbers(1.0, 5)[:64], numbers(1.0, 6)[:64], torch.tensor([2.5, 19.0, 1e30, -20.5] * 16)
+    build.use(build.load())
+    found, bounded = (squashed_draw(mean, each, noise) for each in (log_std, log_std.clamp(-20.0, 2.0)))
+    build.use(None)
+    assert torch.equal(found, bounded)
+    assert not torch.equal(found, squashed_draw(mean, torch.zeros(64), noise))
+
+
 def test_what_has_gradients_is_left_to_torch() -> None:
     build.use(build.load())
     x = torch.zeros(3, requires_grad=True)

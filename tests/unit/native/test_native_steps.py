@@ -209,6 +209,7 @@ def test_chance_and_choice_are_torchs(actions: int) -> None:
     for step in range(200):
         q = numbers(members, envs, actions, seed=step).mul(2).round()
         q[0, 0], q[1, 0, 0], q[2, 0, 0], q[4] = torch.nan, torch.inf, -torch.inf, -torch.inf
+        q[3] = torch.where(torch.rand(q[3].shape, generator=g) < 0.3, torch.nan, -q[3].abs())  # it counts as 0
         legal, epsilon = torch.rand(q.shape, generator=g) < 0.7, torch.tensor([0.0, 1.0, 0.5, 0.1, 0.9])
         draw = Stream(keys, Purpose.ACT, torch.tensor([step]))
         ours = epsilon_greedy(q, legal, epsilon, draw), or_random(q / 3, epsilon, draw)
@@ -367,6 +368,29 @@ def test_adam_and_averages_are_those_of_their_papers() -> None:
     assert torch.equal(net.values[1], target.values[1])
     assert not adam.mean[1].any()
     assert not adam.square[1].any()
+
+
+@pytest.mark.parametrize("how", ["kernels", "torch"])
+def test_all_rows_of_a_member_step_or_rest_together(how: str) -> None:
+    """Twin critics are two rows of each member: rate, limit, share and health are the member's, not a row's."""
+    build.use(build.load() if how == "kernels" else None)
+    net, rested, limit = small(6), torch.tensor([True, False, True]), torch.tensor([0.5, 1.0, 100.0])
+    own = net.structure.pack([torch.ones(len(i)) for i in net.structure.index])
+    slope = own * numbers(*net.values.shape, seed=3)
+    adam, target, before = Adam.start(net), Net(net.structure, torch.zeros_like(net.values)), net.values.clone()
+    weights = net.values.detach().requires_grad_(True)
+    weights.grad = net.grad
+    losses = (weights * slope).view(3, -1).sum(dim=1)
+    healthy = optim.descend(losses, rested, limit, (net, adam, torch.tensor([1e-2, 3e-3, 1e-1])))
+    optim.polyak(target, net, torch.tensor([0.25, 0.5, 1.0]))
+    assert torch.equal(healthy, rested)
+    norms = slope.norm(dim=1).minimum(limit.repeat_interleave(2))
+    torch.testing.assert_close(net.grad.norm(dim=1), norms, rtol=1e-5, atol=0.0)
+    moved = (net.values - before).abs().amax(dim=1)  # a first step is of the rate's length
+    torch.testing.assert_close(moved, torch.tensor([1e-2, 1e-2, 0.0, 0.0, 1e-1, 1e-1]), rtol=1e-3, atol=1e-6)
+    assert adam.steps.tolist() == [1.0, 1.0, 0.0, 0.0, 1.0, 1.0]
+    shares = torch.tensor([0.25, 0.25, 0.5, 0.5, 1.0, 1.0])[:, None]
+    torch.testing.assert_close(target.values, shares * net.values)
 
 
 # ------------------------------------------------------------------------------------------------------------ memory

@@ -22,6 +22,7 @@ import populations
 from envs_for_tests import Diary, Lottery, Seeds
 from evopipe import rng
 from evopipe.core.cohort import dissolve
+from evopipe.core.structure import acting_networks
 from evopipe.data.transitions import Transitions
 from evopipe.envs.pool import EnvPool
 from evopipe.errors import DivergedError, EnvironmentFailed
@@ -959,3 +960,27 @@ def test_a_mended_environment_begins_with_a_clean_slate(run: Callable[..., Any],
         mended = run(p)
         assert populations.session(mended, store, stop).train().generation == 1
     assert mended.clock.broken == 88
+
+
+@pytest.mark.parametrize("algo", ["dqn", "ppo"])
+def test_a_generation_is_scored_by_its_own_episodes(algo: str, run: Callable[..., Any]) -> None:
+    p = populations.problem("CartPole-v1", algo, search={"fitness": "training"}, train={"evo_steps": 200})
+    loop = run(p, 2)
+    while not loop.clock.generation_over:
+        loop.advance()
+    assert np.isfinite(loop.regime.ended()).all()
+    populations.close_generation(loop)
+    assert np.isnan(loop.regime.ended()).all()
+
+
+@pytest.mark.parametrize("algo", ["ppo", "sac"])
+def test_whatever_network_acts_is_to_be_healthy(algo: str, run: Callable[..., Any]) -> None:
+    """With a shared encoder two act."""
+    loop = run(populations.problem("CartPole-v1", algo, config={"share_encoder": True}), 3)
+    names = acting_networks(loop.spec.algo.POLICY, loop.spec.widths)
+    assert len(names) == 2
+    for slot, name in enumerate(names):
+        cohort, row = populations.of_slot(loop.cohorts, slot)
+        getattr(cohort.state, name).values[row].fill_(torch.nan)
+    _, members = loop._evaluate(lambda: False)
+    assert [member.healthy for member in members] == [False, False, True]

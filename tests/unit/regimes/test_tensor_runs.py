@@ -276,3 +276,33 @@ def test_memories_that_hold_unequally_many_rows_are_filled_each_from_its_own_pla
     assert replay.size.tolist() == [24, 4, 24]
     assert (replay.rows[1, :4, :4] == obs[1]).all()
     assert (replay.rows[2, 20:24, :4] == obs[2]).all()
+
+
+@pytest.mark.parametrize(("algo", "backend"), [("dqn", ""), ("ppo", "c/")])
+def test_a_trial_in_a_slot_begins_with_nothing_of_the_one_before(
+    algo: str, backend: str, run: Callable[..., Any]
+) -> None:
+    """Its episodes are new ones, and so are their returns, by which it is scored; its neighbours go on."""
+    p = problem(algo, f"{backend}CartPole-v1")
+    loop = run(replace(p, search=p.search.model_copy(update={"fitness": "training"})))
+    populations.advance(loop, 5)
+    world, envs = loop.regime.world, loop.clock.envs
+    running, length, begun = (x.clone() for x in (world._running, world.pool.length, world._begun))
+    assert (running > 0).all()
+    loop.regime.renew([1])
+    own = torch.arange(3 * envs) // envs == 1
+    for now, before in ((world._running, running), (world.pool.length, length)):
+        assert torch.equal(now, before.masked_fill(own, 0))
+    assert torch.equal(world._begun, begun + own)
+
+
+@pytest.mark.parametrize(("algo", "backend"), [("dqn", ""), ("ppo", ""), ("ppo", "c/")])
+def test_returns_of_running_episodes_are_kept_by_a_checkpoint(algo: str, backend: str, run: Callable[..., Any]) -> None:
+    p = problem(algo, f"{backend}CartPole-v1")
+    p = replace(p, search=p.search.model_copy(update={"fitness": "training"}))
+    whole, again = run(p), run(p)
+    populations.advance(whole, 5)
+    tensors, meta = whole.state()
+    again.restore({name: tensor.clone() for name, tensor in tensors.items()}, meta)
+    assert (whole.regime.world._running > 0).all()
+    assert torch.equal(again.regime.world._running, whole.regime.world._running)

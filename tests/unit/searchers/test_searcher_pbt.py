@@ -48,6 +48,9 @@ def test_whoever_diverged_is_replaced_and_copied_by_nobody() -> None:
     for seed in range(20):
         found = exploit(scores, 0.2, generator(seed))
         assert found == {1: 0, 3: 0, 4: 0}
+    few = [exploit([-math.inf, 4.0, -math.inf, 5.0, -math.inf, -math.inf], 0.5, generator(seed)) for seed in range(20)]
+    assert {slot for each in few for slot in each or {}} == {0, 2, 4, 5}
+    assert {of for each in few for of in (each or {}).values()} == {1, 3}, "fewer are left than the best half would be"
     assert exploit([-math.inf] * 4, 0.2, generator()) is None
     assert Search(Config(), about(4)).step(history([-math.inf] * 4), generator) is None
 

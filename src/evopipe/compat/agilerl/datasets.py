@@ -14,7 +14,7 @@ import numpy as np
 
 from evopipe.data.d4rl import read_d4rl
 from evopipe.data.episodes import check_fits
-from evopipe.data.minari import read_minari
+from evopipe.data.minari import cached, read_minari
 from evopipe.data.transitions import Transitions, pack
 from evopipe.envs.pool import EnvPool
 from evopipe.errors import UsageError
@@ -63,9 +63,7 @@ def transitions_from(
 def _local(dataset: str, remote: bool) -> str:
     if remote or Path(dataset).exists():
         return dataset
-    from minari.storage import get_dataset_path
-
-    if (path := Path(get_dataset_path(dataset))).exists():
+    if (path := cached(dataset)).exists():
         return dataset
     raise UsageError(
         f"minari_dataset_id: {dataset!r} is neither a folder nor in {path.parent}: set remote=True to fetch it"

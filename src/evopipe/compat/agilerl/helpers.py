@@ -11,7 +11,7 @@ from evopipe.compat.agilerl.agent import Agent
 from evopipe.compat.agilerl.breed import one_process
 from evopipe.compat.agilerl.evolution import Mutations, TournamentSelection
 from evopipe.compat.agilerl.wrappers import inside
-from evopipe.errors import UsageError
+from evopipe.errors import UsageError, need_package
 from evopipe.formats import score
 
 if TYPE_CHECKING:
@@ -41,6 +41,9 @@ def plot_population_score(pop: Sequence[Any]) -> Figure:
 
     The figure is also shown if there is a screen.
 
+    Raises:
+        MissingInputError: matplotlib is not installed.
+
     Examples:
         >>> import gymnasium
         >>> from evopipe.compat.agilerl import DQN, plot_population_score
@@ -49,6 +52,7 @@ def plot_population_score(pop: Sequence[Any]) -> Figure:
         >>> len(plot_population_score(pop).axes[0].lines)
         2
     """
+    need_package("matplotlib", "report", "plot_population_score")
     import matplotlib.pyplot as plt
     from matplotlib import backends
 

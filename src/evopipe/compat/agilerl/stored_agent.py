@@ -9,6 +9,7 @@ from typing import Any
 
 from evopipe.compat.agilerl.breed import Breed, build, by_agent, device_of, params_of
 from evopipe.core.member import Member
+from evopipe.data.described import space_from, space_to_text
 from evopipe.errors import DataError, EvopipeError
 from evopipe.storage import members
 
@@ -59,16 +60,12 @@ def read(folder: Path, device: Any = None) -> tuple[Member, Breed, dict[str, Any
 
 
 def _text(space: Any) -> Any:
-    from minari.serialization import serialize_space
-
     if by_agent(space):
-        return [[agent, serialize_space(each)] for agent, each in space.items()]
-    return serialize_space(space)
+        return [[agent, space_to_text(each)] for agent, each in space.items()]
+    return space_to_text(space)
 
 
 def _space(text: Any) -> Any:
-    from minari.serialization import deserialize_space
-
     if isinstance(text, list):
-        return {agent: deserialize_space(each) for agent, each in text}
-    return deserialize_space(text)
+        return {agent: space_from(each) for agent, each in text}
+    return space_from(text)
