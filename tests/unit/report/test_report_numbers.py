@@ -418,7 +418,7 @@ def test_the_figure_of_mutations(width: int, files: Files, drawn: dict[str, tupl
         else:
             assert f"{count}, {share}" in notes
         shown = said(median(gains), signed=True) if gains else "–"
-        told.append(f"{KINDS[kind]}: {children} children, {share}, median {shown}")
+        told.append(f"{KINDS[kind]}: {count}, {share}, median {shown}")
     rows = [(4 * place, kind) for place, kind in enumerate(kinds)]
     if width == 1000:
         assert [written(plot)[at] for at, _ in rows] == [KINDS[kind] for _, kind in rows]
