@@ -8,6 +8,7 @@ import json
 import math
 import re
 import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from statistics import fmean
@@ -24,6 +25,7 @@ from evopipe.errors import MissingInputError
 from evopipe.report.family import Family
 from evopipe.report.page import compose, without_measured
 from evopipe.report.read import read
+from evopipe.schema.read import read_yaml
 from evopipe.schema.write import dump_yaml
 from evopipe.stages.report import _shown
 from tiny import Answer, call
@@ -301,6 +303,32 @@ def test_curves_and_parallel_coordinates_are_drawn(tmp_path: Path) -> None:
         assert shown in text
     ElementTree.fromstring(text)
     assert (tmp_path / "parallel.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.thorough
+def test_curves_of_an_experiment_come_from_the_cache_of_dvc(tmp_path: Path) -> None:
+    """As in a project, where git has scores and dvc.lock, and DVC the curves."""
+    git(tmp_path, "init", "-q")
+    subprocess.run([sys.executable, "-m", "dvc", "init", "-q"], cwd=tmp_path, check=True)
+    write_curve(write_run(tmp_path, 1, 10.0), [100, 200], [0.0, 5.0])
+    lock = read_yaml(tmp_path / "dvc.lock").data
+    for name in ("fitness.csv", "timing.csv"):
+        text = (tmp_path / "reports" / name).read_bytes()
+        md5 = hashlib.md5(text).hexdigest()
+        kept = tmp_path / ".dvc/cache/files/md5" / md5[:2] / md5[2:]
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "reports" / name).rename(kept)
+        lock["stages"]["train"]["outs"].append({"path": f"reports/{name}", "md5": md5})
+    (tmp_path / "dvc.lock").write_text(dump_yaml(lock))
+    commit(tmp_path)
+    answer = call(tmp_path, "compare", "HEAD", "--curves", "curves.svg")
+    assert (answer.code, answer.err) == (0, ""), answer
+    assert answer.out.endswith("written: curves.svg\n")
+    for kept in (tmp_path / ".dvc/cache/files/md5").glob("*/*"):
+        kept.unlink()
+    answer = call(tmp_path, "compare", "HEAD", "--curves", "curves.svg")
+    assert (answer.code, answer.err.count("\n")) == (66, 1)
+    assert answer.err.startswith("error: HEAD: has no reports/fitness.csv; `dvc pull`")
 
 
 def test_what_cannot_be_drawn_is_said(tmp_path: Path) -> None:

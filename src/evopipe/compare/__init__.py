@@ -13,6 +13,7 @@ import hashlib
 import json
 import re
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -256,17 +257,37 @@ def _in(folder: Path) -> _Read:
 def _at(revision: str) -> _Read:
     def read(file: Path) -> bytes:
         found = _git("show", f"{revision}:./{file.as_posix()}")
-        if found is None:
-            raise FileNotFoundError(2, "not there", file.as_posix())
-        return found
+        return _cached(revision, file) if found is None else found
 
     return read
 
 
+def _cached(revision: str, file: Path) -> bytes:
+    """Read an out that DVC keeps, and git does not; FileNotFoundError where neither has it."""
+    lock = _git("show", f"{revision}:./{_LOCK}")
+    stages = (parse_yaml(lock.decode(), f"{revision}: {_LOCK}").data or {}).get("stages", {}) if lock else {}
+    hashes = [str(out["md5"]) for stage in stages.values() for out in stage.get("outs", ()) if out["path"] == str(file)]
+    if not (hashes and (cache := _cache(Path.cwd()))):
+        raise FileNotFoundError(2, "not there", file.as_posix())
+    kept: Path = cache / "files/md5" / hashes[0][:2] / hashes[0][2:]
+    return kept.read_bytes()
+
+
+@functools.cache
+def _cache(here: Path) -> Path | None:
+    """Return the folder of the cache of the DVC project at `here`; None where there is none, or no DVC."""
+    found = _said(sys.executable, "-m", "dvc", "cache", "dir")
+    return here / found.decode().strip() if found else None
+
+
 def _git(*words: str) -> bytes | None:
     """Return what git said; None where it failed, or is not there."""
+    return _said("git", *words)
+
+
+def _said(*words: str) -> bytes | None:
     try:
-        run = subprocess.run(["git", *words], capture_output=True, check=False)
+        run = subprocess.run(words, capture_output=True, check=False)
     except FileNotFoundError:
         return None
     return None if run.returncode else run.stdout

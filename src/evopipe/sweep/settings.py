@@ -16,6 +16,7 @@ from evopipe.errors import ParamsError, UsageError, suggestion
 from evopipe.layout import STAGES
 from evopipe.params.load import AnyParams, load_params, parse_params
 from evopipe.rng import Purpose, host
+from evopipe.schema import spellings
 from evopipe.schema.read import parse_value, read_yaml
 from evopipe.schema.write import commented, dump_yaml
 from evopipe.searchers.contract import Bound
@@ -127,7 +128,8 @@ def _full(key: str, values: Values, base: AnyParams) -> str:
     algo = str(values.get("train.algo", base.train.algo))
     own = registry.get(algo).Config.model_fields if algo in base.known() else (key,)
     if key not in own:
-        raise ParamsError(f"{key}: unknown key{suggestion(key, [*type(base).model_fields, *own])}")
+        known = [*type(base).model_fields, *own]
+        raise ParamsError(f"{key}: unknown key{spellings.here(key, known) or suggestion(key, known)}")
     return f"algos.{algo}.{key}"
 
 

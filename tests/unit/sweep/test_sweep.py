@@ -118,6 +118,7 @@ def test_draws_are_combined_with_the_grid(project: Path) -> None:
         (["--set", "trian.max_steps=1"], 65, "trian: unknown key, did you mean 'train'?"),
         (["--set", "train.max_stps=1"], 65, "train.max_stps: unknown key, did you mean 'max_steps'?"),
         (["--set", "lrr=1"], 65, "lrr: unknown key, did you mean 'lr'?"),
+        (["--set", "learning_rate=1"], 65, "learning_rate: unknown key: it is named `lr` here"),
         (["--set", "lr=1e-3,-1"], 65, "algos.dqn.lr: must be above 0, got -1"),
         (["--set", "train.algo=ppoo"], 65, "train.algo: unknown algorithm 'ppoo', did you mean 'ppo'?"),
         (["--set", "train.algo.x=1"], 65, "train.algo.x: train.algo is a value and has no keys"),
