@@ -314,6 +314,14 @@ def test_a_recorded_row_is_whole(name: str) -> None:
     assert evopipe.zoo.load(name, ROOT).about["algo"] == row.params.train.algo
 
 
+@pytest.mark.thorough
+def test_the_readme_counts_rows_as_they_are() -> None:
+    found = [row for row in zoo.rows(ROOT).values() if len(row.trained()) >= 5]
+    published = [reached for row in found if (reached := row.reached()) is not None]
+    sentence = f"{len(found)} rows; {sum(published)} of the {len(published)} with a published score reach it"
+    assert sentence in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
 def test_an_entry_has_no_unknown_key() -> None:
     with pytest.raises(ValueError, match="minutes"):
         Entry.model_validate({"family": "x", "minutes": 3})
