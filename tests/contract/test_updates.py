@@ -414,20 +414,30 @@ def rainbow(agent: Agent, batch: Batch, draw: Stream, drawn: Drawn, turn: int) -
     return loss, error
 
 
+def acts(out: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Actions of a squashed Gaussian policy by its outputs `[B, 2 A]`, and their log-densities `[B]`."""
+    mean, log_std = out[:, :A], out[:, A:].clamp(-20, 2)
+    u = mean + log_std.exp() * noise.view(B, A)
+    log_pi = torch.distributions.Normal(mean, log_std.exp()).log_prob(u) + 2 * torch.cosh(u).log()
+    return torch.tanh(u), log_pi.sum(dim=1)
+
+
+def temper(agent: Agent, batch: Batch, log_pi: torch.Tensor) -> None:
+    """A step of the temperature, of continuous actions."""
+    if agent.cfg.learn_alpha:
+        aim = -float(A) if agent.cfg.target_entropy == "auto" else agent.cfg.target_entropy
+        agent.values["log_alpha"].grad = (batch.weight * (-log_pi.detach() - aim)).sum()
+        agent.step("log_alpha", agent.hyper["lr_alpha"])
+
+
 def tqc(agent: Agent, batch: Batch, draw: Stream, drawn: Drawn, turn: int) -> Found:
     """Kuznetsov et al. (2020), section 4, a transition at a time."""
     alpha, cfg = float(agent.values["log_alpha"].detach().exp()), agent.cfg
     names = [f"critic_{k}" for k in range(1, cfg.critics + 1)]
 
-    def acts(obs: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        mean, log_std = agent.net("actor", obs)[:, :A], agent.net("actor", obs)[:, A:].clamp(-20, 2)
-        u = mean + log_std.exp() * noise.view(B, A)
-        log_pi = torch.distributions.Normal(mean, log_std.exp()).log_prob(u) + 2 * torch.cosh(u).log()
-        return torch.tanh(u), log_pi.sum(dim=1)
-
     y: list[list[torch.Tensor]] = []
     with torch.no_grad():
-        action, log_pi = acts(batch.next_obs, drawn(draw))
+        action, log_pi = acts(agent.net("actor", batch.next_obs), drawn(draw))
         after = [agent.net(f"critics_target.{name}", batch.next_obs, action) for name in names]
         for b in range(B):
             pooled = sorted((z for of_one in after for z in of_one[b]), key=float)
@@ -441,13 +451,10 @@ def tqc(agent: Agent, batch: Batch, draw: Stream, drawn: Drawn, turn: int) -> Fo
             loss = loss + batch.weight[b] * by_quantiles(theta[b], targets) / cfg.quantiles
             errors[b] += abs(float(theta[b].detach().mean() - targets.mean())) / cfg.critics
     agent.descend(loss, **{f"critics__{name}": agent.hyper["lr_critic"] for name in names})
-    action, log_pi = acts(batch.obs, drawn(draw.part(1)))
+    action, log_pi = acts(agent.net("actor", batch.obs), drawn(draw.part(1)))
     q = torch.cat([agent.net(f"critics.{name}", batch.obs, action) for name in names], dim=1).mean(dim=1)
     agent.descend((batch.weight * (alpha * log_pi - q)).sum(), actor=agent.hyper["lr_actor"])
-    if cfg.learn_alpha:
-        aim = -float(A) if cfg.target_entropy == "auto" else cfg.target_entropy
-        agent.values["log_alpha"].grad = (batch.weight * (-log_pi.detach() - aim)).sum()
-        agent.step("log_alpha", agent.hyper["lr_alpha"])
+    temper(agent, batch, log_pi)
     agent.follow(agent.hyper["tau"], critics_target="critics")
     return loss, errors
 
@@ -456,32 +463,23 @@ def redq(agent: Agent, batch: Batch, draw: Stream, drawn: Drawn, turn: int) -> F
     """Chen et al. (2021), algorithm 1."""
     alpha, cfg = float(agent.values["log_alpha"].detach().exp()), agent.cfg
 
-    def acts(obs: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        mean, log_std = agent.net("actor", obs)[:, :A], agent.net("actor", obs)[:, A:].clamp(-20, 2)
-        u = mean + log_std.exp() * noise.view(B, A)
-        log_pi = torch.distributions.Normal(mean, log_std.exp()).log_prob(u) + 2 * torch.cosh(u).log()
-        return torch.tanh(u), log_pi.sum(dim=1)
-
     with torch.no_grad():
-        action, log_pi = acts(batch.next_obs, drawn(draw))
-        after = values_of_redq(agent, "critics_target", batch.next_obs, action)
+        action, log_pi = acts(agent.net("actor", batch.next_obs), drawn(draw))
+        after = of_critics(agent, "critics_target", batch.next_obs, action)[..., 0]
         numbers = draw.part(2).uniform(cfg.critics)[0].tolist()
         subset = sorted(range(cfg.critics), key=numbers.__getitem__)[: cfg.subset]
-        y = batch.reward + batch.discount * (torch.cat([after[i] for i in subset], dim=1).amin(dim=1) - alpha * log_pi)
-    errors = torch.cat(values_of_redq(agent, "critics", batch.obs, batch.action), dim=1) - y[:, None]
-    loss = 0.5 * (batch.weight[:, None] * errors**2).sum()
+        y = batch.reward + batch.discount * (after[subset].amin(dim=0) - alpha * log_pi)
+    errors = of_critics(agent, "critics", batch.obs, batch.action)[..., 0] - y
+    loss = 0.5 * (batch.weight * errors**2).sum()
     names = [f"critic_{k}" for k in range(1, cfg.critics + 1)]
     agent.descend(loss, **{f"critics__{name}": agent.hyper["lr_critic"] for name in names})
     if turn == cfg.policy_delay - 1:
-        action, log_pi = acts(batch.obs, drawn(draw.part(1)))
-        q = torch.cat(values_of_redq(agent, "critics", batch.obs, action), dim=1).mean(dim=1)
+        action, log_pi = acts(agent.net("actor", batch.obs), drawn(draw.part(1)))
+        q = of_critics(agent, "critics", batch.obs, action).mean(dim=(0, 2))
         agent.descend((batch.weight * (alpha * log_pi - q)).sum(), actor=agent.hyper["lr_actor"])
-        if cfg.learn_alpha:
-            aim = -float(A) if cfg.target_entropy == "auto" else cfg.target_entropy
-            agent.values["log_alpha"].grad = (batch.weight * (-log_pi.detach() - aim)).sum()
-            agent.step("log_alpha", agent.hyper["lr_alpha"])
+        temper(agent, batch, log_pi)
     agent.follow(agent.hyper["tau"], critics_target="critics")
-    return loss, errors.detach().abs().mean(dim=1)
+    return loss, errors.detach().abs().mean(dim=0)
 
 
 def crossq(agent: Agent, batch: Batch, draw: Stream, drawn: Drawn, turn: int) -> Found:
@@ -501,14 +499,8 @@ def crossq(agent: Agent, batch: Batch, draw: Stream, drawn: Drawn, turn: int) ->
         moves.append((norm, torch.cat((own, own_variance)).detach()))
         return gain * ((x - own) / sigma_b * r + d) + shift
 
-    def acts(obs: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        mean, log_std = agent.net("actor", obs)[:, :A], agent.net("actor", obs)[:, A:].clamp(-20, 2)
-        u = mean + log_std.exp() * noise.view(B, A)
-        log_pi = torch.distributions.Normal(mean, log_std.exp()).log_prob(u) + 2 * torch.cosh(u).log()
-        return torch.tanh(u), log_pi.sum(dim=1)
-
     with torch.no_grad():
-        action, log_pi = acts(batch.next_obs, drawn(draw))
+        action, log_pi = acts(agent.net("actor", batch.next_obs), drawn(draw))
     both = torch.cat((torch.cat((batch.obs, batch.action), dim=1), torch.cat((batch.next_obs, action), dim=1)))
     names = ("critics.critic_1", "critics.critic_2")
     q = [
@@ -526,13 +518,10 @@ def crossq(agent: Agent, batch: Batch, draw: Stream, drawn: Drawn, turn: int) ->
             running = norm.detach()[len(norm) // 2 :]
             running += cfg.renorm_rate * (found - running)
     if turn == cfg.policy_delay - 1:
-        action, log_pi = acts(batch.obs, drawn(draw.part(1)))
+        action, log_pi = acts(agent.net("actor", batch.obs), drawn(draw.part(1)))
         least = torch.minimum(*(agent.net(n, batch.obs, action)[:, 0] for n in names))
         agent.descend((batch.weight * (alpha * log_pi - least)).sum(), actor=agent.hyper["lr_actor"])
-        if cfg.learn_alpha:
-            aim = -float(A) if cfg.target_entropy == "auto" else cfg.target_entropy
-            agent.values["log_alpha"].grad = (batch.weight * (-log_pi.detach() - aim)).sum()
-            agent.step("log_alpha", agent.hyper["lr_alpha"])
+        temper(agent, batch, log_pi)
     return loss, (errors[0].abs() + errors[1].abs()) / 2
 
 
@@ -636,11 +625,8 @@ def sac(agent: Agent, batch: Batch, draw: Stream, drawn: Drawn, turn: int) -> Fo
         """E[min Q − α log π] `[B]`, and the entropy."""
         out = agent.net("actor", x)
         if agent.continuous:
-            mean, log_std = out[:, :A], out[:, A:].clamp(-20, 2)
-            normal = torch.distributions.Normal(mean, log_std.exp())
-            u = mean + log_std.exp() * noise.view(B, A)
-            log_pi = (normal.log_prob(u) + 2 * torch.cosh(u).log()).sum(dim=1)
-            return torch.minimum(*twins(agent, critics, read, torch.tanh(u))) - alpha * log_pi, -log_pi
+            action, log_pi = acts(out, noise)
+            return torch.minimum(*twins(agent, critics, read, action)) - alpha * log_pi, -log_pi
         log_pi = log_softmax(out, legal)
         pi, log_pi = log_pi.exp(), log_pi.clamp(min=-1e9)
         q = torch.minimum(*(agent.net(f"{critics}.critic_{k}", read) for k in (1, 2)))
@@ -812,10 +798,8 @@ def told(agent: Agent, batch: Any, draw: Stream) -> dict[str, float]:
     x, x_minus = agent.encoded(batch.obs), agent.encoded(batch.obs, target=True)
 
     def least(name: str, read: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
-        if agent.name == "tqc":
-            return quantiles_of_tqc(agent, name, read, action).mean(dim=(0, 2))
-        if agent.name == "redq":
-            return torch.cat(values_of_redq(agent, name, read, action), dim=1).mean(dim=1)
+        if agent.name in ("tqc", "redq"):
+            return of_critics(agent, name, read, action).mean(dim=(0, 2))
         if name.startswith("critics"):
             if not agent.continuous:
                 return torch.minimum(*(of(agent.net(f"{name}.critic_{k}", read), action) for k in (1, 2)))
@@ -850,7 +834,7 @@ def told(agent: Agent, batch: Any, draw: Stream) -> dict[str, float]:
         values = agent.net("q", batch.obs).masked_fill(~batch.legal, -math.inf)
         found["losses/data_gap"] = (weight * (values.amax(dim=1) - q)).sum()
     if agent.name == "tqc":
-        theta = quantiles_of_tqc(agent, "critics", x, batch.action)
+        theta = of_critics(agent, "critics", x, batch.action)
         found["losses/quantile_low"] = (weight * theta.amin(dim=(0, 2))).sum()
         found["losses/quantile_high"] = (weight * theta.amax(dim=(0, 2))).sum()
     if agent.name in SOFT:
@@ -885,14 +869,9 @@ def told(agent: Agent, batch: Any, draw: Stream) -> dict[str, float]:
     return {name: float(value.detach()) for name, value in found.items()}
 
 
-def quantiles_of_tqc(agent: Agent, name: str, x: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
-    """Every critic's quantiles, `[M, B, N]`."""
+def of_critics(agent: Agent, name: str, x: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+    """What each of M critics says of an action: values or quantiles, `[M, B, outputs]`."""
     return torch.stack([agent.net(f"{name}.critic_{k}", x, action) for k in range(1, agent.cfg.critics + 1)])
-
-
-def values_of_redq(agent: Agent, name: str, x: torch.Tensor, action: torch.Tensor) -> list[torch.Tensor]:
-    """Every critic's values, `[B, 1]` each."""
-    return [agent.net(f"{name}.critic_{k}", x, action) for k in range(1, agent.cfg.critics + 1)]
 
 
 def rainbow_logits(agent: Agent, name: str, batch: Batch) -> torch.Tensor:

@@ -54,9 +54,8 @@ class Config(AlgoConfig):
     tau: _hyper.TargetShare = 5e-3
     grad_clip: _hyper.GradientClip = 10.0
     critics: int = hyper(10, doc="number of critics", raising="steadier values, slower updates", ge=2, le=len(CRITICS))
-    subset: int = hyper(
-        2, doc="target critics, drawn anew, whose least value counts", raising="lower values", ge=1, le=20
-    )
+    subset: int = hyper(2, doc="number of target critics, drawn in each update, whose minimum is the target",
+        raising="lower values, less overestimation", ge=1, le=len(CRITICS))  # fmt: skip
     alpha: float = hyper(0.2, doc="initial temperature, weight of the entropy", raising="explores more", gt=0, le=100)
     learn_alpha: bool = hyper(True, doc="whether the temperature is learned, so that the entropy nears its target")
     target_entropy: float | Literal["auto"] = hyper("auto", doc="entropy target; `auto`: −A for A action components",

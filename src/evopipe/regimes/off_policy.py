@@ -74,9 +74,7 @@ class OffPolicy:
         self.learning = ReplayLearning(setup, layout, memories, cfg.capacity, byte_images(pool, warm))
         self.replay, self.learners = self.learning.replay, self.learning.learners
         self._probe = Probe(spec, self.clock, sparse=isinstance(self.world, TensorWorld))
-        self._probed_from = (
-            0  # the tick from which on one is due again: to ask at every tick costs more than the probes
-        )
+        self._probed_from = 0  # the tick from which on a probe is due: asking at every tick costs more than probes
         self.first, self.inherit = self.learning.first, self.learning.inherit
         self.nstep = NStep(layout, pool.rows) if cfg.n_step > 1 else None
         self._goals = None if cfg.hindsight is None else Goals(spec.env)
