@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 from evopipe.errors import DataError, EvopipeError
 from evopipe.formats import leaves
 from evopipe.layout import ELITE
-from evopipe.report import advice, draw, figures, words
+from evopipe.report import advice, draw, figures, opponents, words
 from evopipe.report.family import Family
 from evopipe.report.read import FinishedRun, read
 
@@ -71,7 +71,7 @@ def compose(run: FinishedRun, params: Mapping[str, Any], movie: _Movie | str, fa
         movie: the film of the run's elite (the best member), or a sentence that stands in its place.
         family: a comparison of several configurations, which becomes a section; None for no such section.
     """
-    html = words.template("page.html.j2", True, figures=figures, words=words, flat=_flat, breakable=_breakable,
+    html = words.template("page.html.j2", True, figures=figures, opponents=opponents, words=words, flat=_flat, breakable=_breakable,
                           inline=_inline)  # fmt: skip
     provenance, algo = dict(run.policy["provenance"]), run.policy["algo"]
     machine = provenance.pop("fingerprint", {})
