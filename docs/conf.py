@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -31,6 +32,9 @@ html_theme = "furo"
 html_title = f"evopipe {__version__}"
 html_show_sourcelink = False
 html_copy_source = False
+html_static_path = ["assets"]
+html_js_files = ["search_from_disk.js"]
+html_search_scorer = "assets/scorer.js"
 
 
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
@@ -70,8 +74,16 @@ def copy_versions(app: Sphinx, failed: Exception | None) -> None:
         shutil.copytree(site, Path(app.outdir, "versions", name), dirs_exist_ok=True)
 
 
+def write_texts(app: Sphinx, failed: Exception | None) -> None:
+    """Write the texts of all pages as one script, for excerpts of a search from disk (`search_from_disk.js`)."""
+    if failed is None:
+        texts = {page: app.env.get_doctree(page).astext() for page in sorted(app.env.found_docs)}
+        Path(app.outdir, "_static/texts.js").write_text(f"window.pageTexts = {json.dumps(texts)};\n", encoding="utf-8")
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("source-read", leave_out_links)
     app.connect("source-read", list_versions)
     app.connect("build-finished", copy_versions)
+    app.connect("build-finished", write_texts)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

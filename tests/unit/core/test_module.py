@@ -259,7 +259,7 @@ def test_a_module_trains_through_the_front_door(algo: str, tmp_path: Path) -> No
     loads = "import evopipe, sys; print(evopipe.load('models/elite'{}).act([0.0, 0.1, 0.0, -0.1]) in (0, 1))"
     env = {**os.environ, "PYTHONPATH": str(tiny.ROOT / "src")}
     shutil.copy(tiny.ROOT / "tests/nets_for_tests.py", tmp_path)
-    for argument, code, said in (("", 1, "load it with trust=True"), (", trust=True", 0, "")):
+    for argument, code, said in (("", 1, "load it with --trust (trust=True)"), (", trust=True", 0, "")):
         ran = subprocess.run([sys.executable, "-c", loads.format(argument)], cwd=tmp_path, env=env,
                              capture_output=True, text=True)  # fmt: skip
         assert ran.returncode == code, ran.stderr
