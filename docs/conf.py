@@ -34,7 +34,7 @@ html_show_sourcelink = False
 html_copy_source = False
 html_static_path = ["assets"]
 html_js_files = ["search_from_disk.js"]
-html_search_scorer = "assets/scorer.js"
+html_search_scorer = str(HERE / "assets/scorer.js")
 
 
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")

@@ -1,5 +1,5 @@
 // How results of the search are ranked. Pages that answer a word stand before those that only have it somewhere.
-const FIRST = [[/^settings\//, 12], [/^(add|tutorials)\//, 4], [/^decisions\//, -4], [/^(benchmarks|examples|diagnosis)$/, -4],
+const FIRST = [[/^settings\/(?!index)/, 12], [/^(add|tutorials)\//, 4], [/^decisions\//, -4], [/^(benchmarks|examples|diagnosis)$/, -4],
   [/^coming-from-/, -3]];
 
 var Scorer = {

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _INK, _PAPER = (30, 30, 30), (250, 250, 248)
 _SCALE = 3  # times the size of the font, whose letters are 6 by 11 pixels
 _EDGE = 8  # pixels around the text, before it is enlarged
-_LEAST = (20, 3)  # columns and rows that there are at least: a position may grow
+_LEAST = (8, 3)  # columns and rows that there are at least: a position may grow
 
 
 class TextFrames(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -40,7 +40,7 @@ class TextFrames(gymnasium.Wrapper[Any, Any, Any, Any]):
         text = str(self.env.render())
         lines = text.splitlines() or [""]
         if self._size is None:
-            self._size = max(_LEAST[0], max(map(len, lines)) + 4), max(_LEAST[1], len(lines))
+            self._size = max(_LEAST[0], max(map(len, lines)) + 2), max(_LEAST[1], len(lines))
         return picture(lines, *self._size)
 
 

@@ -28,6 +28,7 @@ FRAMES = 300  # at most; a longer episode is shown in larger steps
 BUDGET = 700_000  # bytes; a third more as the page's text
 _LONGEST = 2_000  # steps; drawing all of an endless episode would take minutes
 _SLOWEST = 100  # milliseconds a frame; an episode that would need more is shown faster than it was
+_MOVES = 1  # frames a second, at most, of games, whose moves are to be followed
 _REST = 1_200  # milliseconds that the last frame stays
 _PLANS = ((60, 1), (35, 1), *((15, 2**n) for n in range(9)))  # quality, every how many-th frame: the first that fits
 _SAMPLE = 16  # frames to judge by: encoding all of them may take seconds
@@ -156,7 +157,8 @@ class _Movie:
         """Return what was filmed, within the budget."""
         from evopipe.policies.film import animate
 
-        images, gap = frames.images, min(_SLOWEST, frames.gap)
+        images = frames.images
+        gap = frames.gap if frames.fps <= _MOVES else min(_SLOWEST, frames.gap)
         webp = partial(animate, kind="WEBP", unit=1, rest=_REST, method=1)  # little effort: 100 frames take a second
         middle = max(0, len(images) // 2 - _SAMPLE // 2)
         sample = images[middle : middle + _SAMPLE]

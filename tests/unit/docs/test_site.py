@@ -76,6 +76,7 @@ SEARCHED = {
     "cuda": "CUDA, GPU, device",
     "cluster": "Cluster, several machines, several GPUs",
     "docker": "Docker, containers",
+    "resume": "Resume, checkpoints",
 }
 FOUND = """[...document.querySelectorAll('ul.search li')].slice(0, 3).map(found => [
   found.querySelector('a').textContent, found.querySelector('p.context')?.textContent ?? ''])"""
