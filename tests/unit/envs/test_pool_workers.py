@@ -22,6 +22,7 @@ import torch
 
 from envs_for_tests import Chain
 from evopipe.envs import workers as workers_module
+from evopipe.envs.make import has_threads, make_env
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.rows import RowStep
 from evopipe.envs.workers import Workers, _WorkerRows
@@ -636,6 +637,30 @@ def test_auto_leaves_environments_with_threads_to_this_process(monkeypatch: pyte
     for workers, count in ((auto(monkeypatch), 0), (Workers(1), 1)):
         with workers:
             assert started(odd("Threaded"), 16, workers).worker_count == count
+
+
+def test_a_thread_that_begins_elsewhere_meanwhile_is_none_of_the_environments() -> None:
+    """Threads that start threads, as a learner's do, while the environment is made."""
+    over, made = threading.Event(), threading.Event()
+
+    def starts() -> None:
+        while not made.is_set():
+            threading.Thread(target=over.wait).start()
+            time.sleep(0.001)
+
+    cfg = odd("Process")
+    other = threading.Thread(target=starts)
+    other.start()
+    try:
+        for _ in range(5):
+            make_env(cfg)
+        assert not has_threads(cfg)
+    finally:
+        made.set()
+        over.set()
+        other.join()
+    make_env(odd("Threaded"))
+    assert has_threads(odd("Threaded"))
 
 
 @pytest.mark.thorough
