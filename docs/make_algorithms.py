@@ -96,7 +96,7 @@ def _params(name: str, algo: algos.Algorithm) -> str:
     more = ', "mode": "offline"' if name in OFFLINE else ', "warm_start": 0' if algo.REGIME == "off_policy" else ""
     lines = [f"{_quoted(key)}: {_quoted(value)}" for key, value in params.items()]
     lines.append(f'"train": {{"algo": "{name}"{more}}}')
-    return "{\n" + "".join(f"    {line},\n" for line in lines) + "}"
+    return "\n    {\n" + "".join(f"        {line},\n" for line in lines) + "    }\n"
 
 
 def _quoted(value: Any) -> str:

@@ -198,8 +198,8 @@ def _run(name: str, read: _Read) -> Finished:
         lock, evaluation = (read(file) for file in (_LOCK, EVALUATION))
     except OSError as error:
         raise MissingInputError(
-            f"{name}: has no run ({error.filename}: not there); compare reads what `dvc repro` and `evopipe sweep` left, "
-            "not folders that evopipe.train wrote in Python"
+            f"{name}: has no run ({error.filename}: not there); compare reads what `dvc repro` and `evopipe sweep` "
+            "left, not folders that evopipe.train wrote in Python"
         ) from None
     try:
         stages = parse_yaml(lock.decode(), f"{name}: {_LOCK}").data["stages"]

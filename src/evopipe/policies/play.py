@@ -276,7 +276,7 @@ def against(policy_folder: Path, cfg: EnvConfig, opponent: str) -> EnvConfig:
 
     Raises:
         UsageError: the environment is not a game of several players.
-        ParamsError, MissingInputError, DataError, EnvironmentFailed: the game cannot be made, or not with this opponent.
+        ParamsError, MissingInputError, DataError, EnvironmentFailed: the game cannot be made with this opponent.
     """
     with opened(cfg) as env:
         kwargs = board.against(opponent, policy_folder, env, cfg.kwargs)

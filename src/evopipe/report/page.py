@@ -72,8 +72,8 @@ def compose(run: FinishedRun, params: Mapping[str, Any], movie: _Movie | str, fa
         movie: the film of the run's elite (the best member), or a sentence that stands in its place.
         family: a comparison of several configurations, which becomes a section; None for no such section.
     """
-    html = words.template("page.html.j2", True, figures=figures, opponents=opponents, words=words, flat=_flat, breakable=_breakable,
-                          inline=_inline)  # fmt: skip
+    html = words.template("page.html.j2", True, figures=figures, opponents=opponents, words=words, flat=_flat,
+                          breakable=_breakable, inline=_inline)  # fmt: skip
     provenance, algo = dict(run.policy["provenance"]), run.policy["algo"]
     machine = provenance.pop("fingerprint", {})
     provenance.setdefault("git_revision", None)

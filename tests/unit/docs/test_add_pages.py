@@ -1,7 +1,7 @@
 """The pages "How to add …": every example on them runs, as its reader would run it.
 
-Blocks that begin with the name of a file are that file. A block of TOML names entry points, as an installed package would.
-Blocks of `python` without a name run in their order, in a process of their own.
+Blocks that begin with the name of a file are that file. A block of TOML names entry points, as an installed package
+does. Blocks of `python` without a name run in their order, in a process of their own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FILE = re.compile(r"(?:#|//) (\w+\.(?:py|c))\n")
 
 
 def lay(page: Path, folder: Path) -> str:
-    """Write the files of a page into a folder, as an installed package where it names entry points; return its program."""
+    """Write the files of a page into a folder, as a package where it names entry points; return its program."""
     program = []
     for code in [*blocks(page, "python"), *blocks(page, "c")]:
         if (named := _FILE.match(code)) is not None:

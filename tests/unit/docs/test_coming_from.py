@@ -197,7 +197,9 @@ def test_commands_on_the_pages_are_those_that_there_are() -> None:
     assert isinstance(group, click.Group)
     seen = []
     for page in sorted(DOCS.glob("coming-from-*.md")):
-        lines = [line for kind in ("sh", "bash", "console") for text in blocks(page, kind) for line in text.splitlines()]
+        lines = [
+            line for kind in ("sh", "bash", "console") for text in blocks(page, kind) for line in text.splitlines()
+        ]
         for call in (part.split() for line in lines for part in line.partition(" #")[0].split(" && ")):
             if call[:1] != ["evopipe"]:
                 assert not call or call[0] in PROGRAMS | {"python"}, f"{page.name}: {call}"
