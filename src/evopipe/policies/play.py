@@ -157,7 +157,7 @@ def watch(
     seed: int = 0,
     max_steps: int | None = None,
     tell: Callable[[Score], None] | None = None,
-    show: Callable[[str], None] | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> list[Score]:
     """Play greedy episodes in a window, as text or into films, and return one score per episode.
 
@@ -171,7 +171,7 @@ def watch(
         seed: the seed of the first episode.
         max_steps: the most steps of an episode; None for the environment's own limit, or 10,000 if it has none.
         tell: a function that is called with the score after each episode.
-        show: a function that is called with each text of an environment that draws itself as text, unless there are
+        say: a function that is called with each text of an environment that draws itself as text, unless there are
             films. The first text of an episode of a game says which player the policy is.
 
     Returns:
@@ -192,10 +192,10 @@ def watch(
         for number in range(seed, seed + episodes):
             rewards: list[float] = []
             for reward, _ in _episode(env, cfg, policy, number, max_steps):
-                if text and show is not None:
+                if text and say is not None:
                     if not rewards and (seat := board.seated(env)):
-                        show(seat)
-                    show(f"{env.render()}\n")
+                        say(seat)
+                    say(f"{env.render()}\n")
                 rewards.append(reward)
                 if films:
                     frame = _draw(env, cfg)
