@@ -111,6 +111,22 @@ def test_so_many_rows_at_once_write_the_same(net: Net) -> None:
         same(write(net, *prompts(), base=replace(words.base(), rows_at_once=rows)), whole)
 
 
+def test_no_more_rows_of_a_member_are_computed_at_once_than_fit(net: Net) -> None:
+    """Completions count, not prompts; of a prompt all are."""
+    seen: list[int] = []
+    base = words.base()
+    hook = base.model.register_forward_pre_hook(
+        lambda module, args, given: seen.append(given["input_ids"].shape[0] // 3), with_kwargs=True
+    )
+    try:
+        for rows, most in ((1, 3), (6, 6), (8, 6), (9, 9), (12, 12)):
+            seen.clear()
+            write(net, *prompts(), base=replace(base, rows_at_once=rows))
+            assert max(seen) == most
+    finally:
+        hook.remove()
+
+
 def test_so_many_rows_at_once_keep_the_settings_of_each(net: Net) -> None:
     hot = torch.tensor([0.0, 2.0, 1.0, 0.5]).repeat_interleave(3).expand(3, -1)
     how = Sampling(hot, torch.zeros(3, 12).long(), torch.ones(3, 12))
