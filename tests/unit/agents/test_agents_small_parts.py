@@ -1,4 +1,4 @@
-"""Games, environments, agents, datasets and what a round keeps, by hand: each test has a number that one slip changes."""
+"""Games, environments, agents, datasets and what a round keeps, by hand: one slip changes a number of each test."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from evopipe import rng
 from evopipe.core.net import Net, score
 from evopipe.language.adapters import LoRA
 from evopipe.language.base import Base
-from evopipe.language.generate import Sampling, Stops, Written, _stopped, chances, choose, generate, texts
+from evopipe.language.generate import Sampling, Stops, Written, _stopped, before, chances, choose, generate, texts
 from evopipe.types import Text
 
 KEYS = torch.tensor([5, 6, 7])
@@ -109,6 +109,25 @@ def test_so_many_rows_at_once_write_the_same(net: Net) -> None:
     whole = write(net, *prompts())
     for rows in (1, 6, 9):
         same(write(net, *prompts(), base=replace(words.base(), rows_at_once=rows)), whole)
+
+
+def test_a_text_ends_before_the_first_place_of_any_text_that_stops_it() -> None:
+    found = [before("abcabc", stop) for stop in (("c", "b"), ("bca", "x"), ("a", "c"), ("x",), ())]
+    assert found == ["a", "a", "", "abcabc", "abcabc"]
+
+
+def test_the_longest_of_a_prompts_texts_says_how_far_back_is_looked() -> None:
+    base = words.base()
+    ids, place = torch.tensor([[base.encode("01234"), base.encode("4a321")]]), torch.tensor([[0, 1]])
+    alive = torch.tensor([[True, True]])
+    for stop, found in (
+        ([("b", "1234"), ("1",)], [True, True]), ([("234",), ("4a", "b")], [True, False]),
+        ([("b",), ("4a321", "x")], [False, True]), ([(), ("4a3",)], [False, False]),
+    ):  # fmt: skip
+        assert _stopped(base, ids, place, alive, 1, stop)[0].tolist() == found
+    assert _stopped(base, ids, place, torch.tensor([[True, False]]), 1, [("4",), ("1",)])[0].tolist() == [True, False]
+    turned = _stopped(base, ids.flip(1), place.flip(1), alive, 1, [("4",), ("1",)])  # rows may stand elsewhere
+    assert turned[0].tolist() == [False, False]
 
 
 def test_no_more_rows_of_a_member_are_computed_at_once_than_fit(net: Net) -> None:
