@@ -14,6 +14,7 @@ pytest.importorskip("transformers")
 import torch
 
 import words
+from evopipe.errors import DataError
 from evopipe.language import tasks, tool_calls
 from evopipe.language.data import _rows, asked, generate, is_pair, read_jsonl, same
 from evopipe.language.policy import LanguagePolicy
@@ -89,6 +90,25 @@ def test_a_pair_fits_if_both_of_its_completions_do_with_their_ends(most: int, ke
     corpus = tokenise([*rows, *more], "preference", words.base(), words.config(max_completion=most), TextFetch(), 1)
     assert [int(row["prompt"][0]) for row in corpus.rows] == [*kept, 5, 6, 7, 8]
     assert corpus.left_out == 5 - len(kept)
+
+
+def test_splits_are_drawn_by_the_seed_or_cut_at_a_row_and_overlaps_are_treated_in_both() -> None:
+    def made(seed: int, **how: Any) -> Any:
+        return tokenise(rows, "reasoning", words.base(), words.config(max_prompt=3), TextFetch(**how), seed, held)
+
+    held: int | None = None
+    rows = [{"prompt": f"{i}=", "answer": "1"} for i in range(30)]
+    splits = [made(seed).splits["test"].tolist() for seed in (0, 1, 1)]
+    assert splits[0] != splits[1] == splits[2]
+    rows, held = [*rows[:6], {"prompt": "long=", "answer": "1"}, *rows[4:9]], 8
+    kept, apart = made(1), made(1, overlap="leave_out")
+    for corpus, later in ((kept, ["5=", "6=", "7=", "8="]), (apart, ["6=", "7=", "8="])):
+        found = {name: [corpus.rows[i]["prompt"] for i in index.tolist()] for name, index in corpus.splits.items()}
+        assert found == {"train": ["0=", "1=", "2=", "3=", "4=", "5=", "4="], "validation": later, "test": []}
+        assert corpus.left_out == 1  # too long; what overlaps is not among them
+    held = len(rows)
+    with pytest.raises(DataError, match="too few"):
+        made(1)
 
 
 def test_a_prompt_that_ends_with_the_assistants_words_is_gone_on_with() -> None:

@@ -297,6 +297,13 @@ def test_rows_may_be_drawn_unlike() -> None:
     assert choose(log_probs, how, torch.full((1, 3), 0.05, dtype=torch.float64)).tolist() == [[1, 0, 1]]
 
 
+def test_each_row_without_temperature_has_its_own_likeliest_token_beside_one_that_is_drawn() -> None:
+    log_probs = torch.tensor([[[0.1, 0.9], [0.8, 0.2], [0.5, 0.5]]]).log()
+    how = Sampling(torch.tensor([[0.0, 0.0, 1.0]]), torch.zeros(1, 3).long(), torch.ones(1, 3))
+    for u, drawn in ((0.4, 0), (0.6, 1)):
+        assert choose(log_probs, how, torch.full((1, 3), u, dtype=torch.float64)).tolist() == [[1, 0, drawn]]
+
+
 def test_any_of_the_bases_ends_ends_a_completion_and_no_other_token(net: Net) -> None:
     """A base may have several, as of the end of a turn and of a text."""
     ids, real = prompts()
