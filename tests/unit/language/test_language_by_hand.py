@@ -14,12 +14,14 @@ pytest.importorskip("transformers")
 import torch
 
 import words
+from evopipe import rng
 from evopipe.errors import DataError
 from evopipe.language import tasks, tool_calls
 from evopipe.language.data import _rows, asked, generate, is_pair, read_jsonl, same
 from evopipe.language.policy import LanguagePolicy
 from evopipe.language.tokens import games, seen, tokenise, with_end
 from evopipe.regimes.order import held_out
+from evopipe.rng import Purpose
 from evopipe.schema.language import TextFetch
 from evopipe.types import Text
 
@@ -90,6 +92,17 @@ def test_a_pair_fits_if_both_of_its_completions_do_with_their_ends(most: int, ke
     corpus = tokenise([*rows, *more], "preference", words.base(), words.config(max_completion=most), TextFetch(), 1)
     assert [int(row["prompt"][0]) for row in corpus.rows] == [*kept, 5, 6, 7, 8]
     assert corpus.left_out == 5 - len(kept)
+
+
+def test_what_is_drawn_of_a_dataset_is_of_its_own_purpose_and_the_runs_seed() -> None:
+    """Rows of a task and the splits: of the same draws the order of rows would say what they are."""
+    task = tasks.get("copy", {"shortest": 2, "longest": 6})
+    rows = generate(task, "copy", 5, 40, "reasoning")
+    assert rows == task.rows(rng.host(rng.run_key(5), Purpose.BEHAVIOUR), 40)
+    corpus = tokenise(rows, "reasoning", words.base(), words.config(), TextFetch(test=0.1, validation=0.2), 5)
+    order = rng.host(rng.run_key(5), Purpose.PROMPT).permutation(40).tolist()
+    found = {name: index.tolist() for name, index in corpus.splits.items()}
+    assert found == {"test": sorted(order[:4]), "validation": sorted(order[4:12]), "train": sorted(order[12:])}
 
 
 def test_splits_are_drawn_by_the_seed_or_cut_at_a_row_and_overlaps_are_treated_in_both() -> None:

@@ -170,6 +170,7 @@ def test_no_number_is_drawn_at_two_times(net: Net, monkeypatch: pytest.MonkeyPat
     true = rng.uniform
 
     def uniform(keys: Any, purpose: Any, steps: torch.Tensor, n: int) -> torch.Tensor:
+        assert (purpose, n) == (rng.Purpose.GENERATE, 12)
         seen.append({*steps.tolist()})
         return true(keys, purpose, steps, n)
 
