@@ -154,6 +154,25 @@ def test_an_update_is_torchs(case: str, monkeypatch: pytest.MonkeyPatch) -> None
         assert (ours - theirs).abs().max() <= 2e-5 * theirs.abs().max()
 
 
+def test_where_no_action_is_legal_the_policy_learns_nothing_and_critics_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a step, and after another one, whose end is none: all actions count alike there, as torch has it."""
+    taken, it, found = counted(monkeypatch), Case("sac:masked"), []
+    batch = it.batch(0)
+    assert batch.legal is not None
+    assert batch.next_legal is not None
+    batch.legal[:, 2], batch.next_legal[:, 4], batch.discount[:, 4] = False, False, 0.9
+    for kernels in (build.load(), None):
+        build.use(kernels)
+        cohort = it.cohort()
+        learned = it.given.update(cohort, batch, 0, 0)
+        assert learned.errors is not None
+        errors = torch.where(batch.weight > 0, learned.errors.abs(), 0.0)
+        found.append((learned.losses.detach(), errors, *cohort.tensors()))
+    assert taken == [True]
+    for ours, theirs in zip(*found, strict=True):
+        assert (ours - theirs).abs().max() <= 2e-5 * theirs.abs().max()
+
+
 EVOLVED: dict[str, dict[str, tuple[float, ...]]] = {
     case: {"target_noise": (0.0, 0.7, 2.0), "target_clip": (0.5, 0.05, 1.5)}
     for case in ("td3", "td3bc", "matd3:continuous:group")

@@ -188,3 +188,34 @@ def test_a_member_learns_by_itself(algo: str, config: dict[str, Any], masked: bo
         assert torch.equal(mine[1:], every[1:])
     assert spoiled.healthy.tolist() == [False, *[True] * (len(spoiled.members) - 1)]
     assert spoiled.state.updates[0] == 0
+
+
+@pytest.mark.parametrize(("algo", "config", "masked"), [CASES[0], CASES[6], CASES[10]])
+def test_a_step_that_does_not_count_ends_no_epochs(algo: str, config: dict[str, Any], masked: bool) -> None:
+    """The old policy is far off where nothing is learned, and there alone: no bit of what is learned changes, with the
+    kernels and with torch."""
+    p = problem(algo, {**config, "target_kl": 1.0})
+    rollout, _ = played(p, masked)
+    out = rollout.after[..., p.observations + 3] == 0
+    assert out.flatten(1).any(dim=1)[:3].all()
+    far = copy.deepcopy(rollout)
+    far.rows[..., rollout.layout.log_prob][out] -= 40.0
+    for kernels in (None, "native"):
+        cohort, other = started(p), started(p)
+        near = learned(p, cohort, rollout, kernels)
+        assert all(torch.equal(a, b) for a, b in zip(near, learned(p, other, far, kernels), strict=True))
+        assert (cohort.state.updates - started(p).state.updates).min() >= 3, "nobody rests"
+
+
+@pytest.mark.parametrize("algo", ["ppo:continuous", "ippo:continuous"])
+def test_squashed_actions_at_their_bounds_have_a_density(algo: str) -> None:
+    """At −1 and at 1, where the hyperbolic tangent's inverse is infinite."""
+    p = problem(algo, {"squash": True})
+    rollout, cohort = played(p, False)
+    first, end = p.observations, rollout.layout.log_prob
+    rollout.rows[:, ::2, ::2, first:end], rollout.rows[:, 1::2, 1::2, first:end] = -1.0, 1.0
+    rollout.rows[:, ::2, ::2, end] = rollout.rows[:, 1::2, 1::2, end] = -22.0 * (end - first)
+    theirs, ours = learned(p, cohort, rollout, None), learned(p, started(p), rollout, "native")
+    assert ours[-2].tolist() == [1.0] * SEVERAL
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=2e-4, atol=2e-5)
