@@ -11,6 +11,7 @@ import pytest
 
 import populations
 import rota
+from evopipe import rng
 from evopipe.native import build
 from evopipe.run.outs import write_results
 from evopipe.searchers.history import origins
@@ -39,6 +40,22 @@ def test_a_member_that_waited_has_the_bits_of_one_that_never_did(algo: str, run:
     check(waiting, run(problem(algo), 3))
     lived = sum(map(len, TURNS))
     assert waiting.clock.env_steps == lived * 100, "environments of those who wait take no step"
+
+
+@pytest.mark.parametrize(("slot", "of", "anew"), [(0, 1, True), (1, 0, False)])
+def test_a_child_draws_anew_where_it_is_younger_than_who_was_there(
+    slot: int, of: int, anew: bool, run: Callable[..., Any]
+) -> None:
+    """The draws of a step would come again: a child of one generation in the place of a member of two gets a key."""
+    quick = {"learning_delay": 10**6, "eval_steps": 5}
+    loop = run(problem("dqn", ((0, 1), (0,), (0, 1)), births=[(2, slot, of)], train=quick), 2)
+    keys = [member.key for member in loop.members]
+    while loop.clock.generation < 2:
+        go_on(loop)
+    fresh = int(rng.member_keys(loop.spec.seed, [2])[0])
+    assert [member.key for member in loop.members] == [fresh if anew and s == slot else keys[s] for s in (0, 1)]
+    assert loop.ages == [25 * (1 if anew else 2)] * 2
+    assert loop.trials == 2 + anew
 
 
 def test_how_far_a_run_is_and_how_long_members_lived_is_told_by_the_steps_of_those_who_lived(

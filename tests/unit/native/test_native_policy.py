@@ -219,3 +219,29 @@ def test_squashed_actions_at_their_bounds_have_a_density(algo: str) -> None:
     assert ours[-2].tolist() == [1.0] * SEVERAL
     for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, other, rtol=2e-4, atol=2e-5)
+
+
+def test_the_distance_from_the_old_policy_is_that_of_all_groups() -> None:
+    """Only the first agent, whose networks are its own, is far off: of three agents' steps a third is."""
+    p = problem("ippo", {"share": "none", "target_kl": 0.4})
+    rollout, cohort = played(p, False)
+    begun, at = cohort.state.updates.clone(), rollout.layout.log_prob
+    rollout.rows[:, :, :: p.spaces.agents, at] -= 1.0
+    rests = torch.tensor([False, True, False, True])  # of bounds of 0.4, 0.2, 0.32 and 0.12
+    found = []
+    for kernels in (None, "native"):
+        cohort = started(p)
+        learned(p, cohort, rollout, kernels)
+        found.append(cohort.state.updates - begun)
+        assert torch.equal(found[-1] == 0, rests)
+    assert torch.equal(*found)
+
+
+def test_a_loss_that_overflows_freezes_its_member_though_its_gradient_does_not() -> None:
+    p = problem("ppo", {"normalise_advantage": False})
+    rollout, _ = played(p, False)
+    rollout.after[1, :, :, p.observations] = 3e19  # whose square is no float
+    for kernels in (None, "native"):
+        cohort = started(p)
+        learned(p, cohort, rollout, kernels)
+        assert cohort.healthy.tolist() == [True, False, True, True]

@@ -1,0 +1,158 @@
+"""What regimes pick, draw and tell, where members are unlike or a generation is not the first: each against numbers by
+hand."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import populations
+from evopipe.ops import signals
+from evopipe.regimes.learn import discount_rate
+from evopipe.regimes.probe import Probe, probe
+from evopipe.regimes.rollouts import probe_rollout
+from evopipe.rng import Purpose, Stream
+from evopipe.run.clock import Clock
+from evopipe.run.diagnostics import rounded
+from evopipe.run.spec import first_members
+from evopipe.types import ACTS, CUT, GONE
+from populations import LONG, advance, finish, rollout_for
+
+UNCHANGED = {"probabilities": {"none": 1.0, "architecture": 0.0, "parameters": 0.0, "activation": 0.0, "rl_hp": 0.0}}
+
+
+@pytest.mark.parametrize(("sharing", "emptied"), [("own", [1]), (1, [1]), (2, []), ("shared", [])])
+def test_a_new_trial_empties_a_memory_that_is_its_own_alone(
+    sharing: str | int, emptied: list[int], run: Callable[..., Any]
+) -> None:
+    replay = {"capacity": 99, "sharing": sharing}
+    loop = run(populations.problem("envs_for_tests:Endless-v0", train={**LONG, "replay": replay}), 4)
+    advance(loop, 3)
+    before = loop.regime.replay.size.tolist()
+    assert min(before) > 0
+    loop.regime.renew([1])
+    assert loop.regime.replay.size.tolist() == [0 if m in emptied else n for m, n in enumerate(before)]
+
+
+def test_a_probe_reads_what_an_update_of_this_tick_would_read(run: Callable[..., Any]) -> None:
+    """In the second generation: rows by priority, weights of now, as the normaliser has observations."""
+    train = {
+        "evo_steps": 40, "max_steps": 400, "learning_delay": 0, "eval_steps": 5, "normalise": {"observations": True},
+        "replay": {"capacity": 50, "sharing": "own", "prioritised": True, "beta": 0.25},
+    }  # fmt: skip
+    p = populations.problem("CartPole-v1", train=train, mutation=UNCHANGED)
+    loop = run(p, 2)
+    advance(loop, 14)
+    assert (loop.clock.tick, loop.clock.here) == (14, 4)
+    (cohort,) = loop.cohorts
+    replay, recorder = loop.regime.replay, Probe(p, loop.clock)
+    recorder.due = lambda *_: True  # type: ignore[method-assign]
+    loop.regime.learning.probe(recorder)
+    draw = Stream(cohort.keys, Purpose.PROBE, torch.tensor([14]))
+    given = torch.tensor([50, 50]), cohort.weight, torch.tensor(0.25 + 0.75 * 56 / 400), discount_rate(cohort)
+    batch, index = replay.batch(draw, *replay.places(tuple(cohort.slots)), *given)
+    assert len(batch.weight.unique()) > 2
+    age = (torch.from_numpy(replay.position)[:, None] - 1 - index) % 50
+    batch = replace(batch, obs=cohort.normalised(batch.obs), next_obs=cohort.normalised(batch.next_obs))
+    expected = {**probe(p, cohort, batch, draw, cohort.hyper), "replay/age": signals.mean(cohort.weight, age)}
+    for slot, told in enumerate(recorder.diagnostics.told([0, 1])):
+        assert told == {name: (rounded(float(x[slot])),) * 2 for name, x in sorted(expected.items())}
+
+
+def test_a_learning_rate_that_decays_is_told_as_it_is_by_now(run: Callable[..., Any]) -> None:
+    """By the steps of the whole run: a quarter of its way down after each generation."""
+    config = {"lr": 1e-3, "lr_end": 0.0, "decay_steps": 400, "learn_step": 52, "batch_size": 52}
+    train = {"evo_steps": 100, "max_steps": 300, "eval_steps": 5}
+    loop = run(populations.problem("CartPole-v1", "ppo", config=config, train=train, mutation=UNCHANGED), 2)
+    finish(loop)
+    at = 2 + 2 * loop.signal_names.index("charts/learning_rate")
+    assert [row[at] for row in loop.signals] == pytest.approx([7.5e-4] * 2 + [5e-4] * 2 + [2.5e-4] * 2)
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+def test_only_the_episodes_that_are_lost_are_cut(chosen: bool, run: Callable[..., Any]) -> None:
+    """Of three unlike members two lose one each; what was chosen is chosen again, on what was remembered before."""
+    p = populations.problem(
+        "envs_for_tests:Endless-v0", "ppo", mutation=populations.UNLIKE,
+        config={"network": {"encoder": [8], "latent": 8, "encoder_kind": "lstm"}, "learn_step": 300},
+        train={**LONG, "normalise": {"rewards": True}},
+    )  # fmt: skip
+    whole, resumed = run(p, 3), run(p, 3)
+    assert len(whole.cohorts) > 1
+    advance(whole, 5)
+    memories = [each.memory.clone() for each in whole.regime.playing]
+    returns = torch.arange(1.0, 13.0, dtype=torch.float64).view(3, 4)
+    whole.regime.returns.copy_(returns)
+    if chosen:
+        whole.regime.choose()
+    tensors, meta = whole.state()
+    tensors = {name: x.clone() for name, x in tensors.items()}
+    tensors["pool.obs"][[1, 10]] += 1.0  # no episode of these seeds and actions leads there
+    assert resumed.restore(tensors, json.loads(json.dumps(meta))) == 2
+    returns[0, 1] = returns[2, 2] = 0.0
+    assert torch.equal(resumed.regime.returns, returns)
+    assert resumed.regime.world.pending is None
+    for each, memory in zip(resumed.regime.playing, memories, strict=True):
+        assert torch.equal(each.memory, memory)
+        assert memory.any()
+        for row, slot in enumerate(each.cohort.slots):
+            cut = [[t == 4 and (slot, env) in ((0, 1), (2, 2)) for env in range(4)] for t in range(5)]
+            assert each.rollout.after[row, :5, :, p.observations + 2].tolist() == cut
+
+
+def test_a_member_tells_of_its_own_part_of_a_rollout_whoever_is_beside_it() -> None:
+    """Of a minibatch of its own size, and of the ticks that were taken since it last learned."""
+    p = populations.problem(algo="ppo", cohorts="merged", config={"normalise_advantage": True})
+    sizes = (40, 16)
+    members = [
+        replace(m, hyper={**m.hyper, "batch_size": b}) for m, b in zip(first_members(p, 2)[0], sizes, strict=True)
+    ]
+    (cohort,) = p.form(members)
+    rollout, at = rollout_for(p, cohort), p.observations + 1
+    rollout.rows[..., at + 3 : at + 6] = torch.randn(2, 16, 4, 3, generator=torch.Generator().manual_seed(1))
+    rollout.rows[..., at + 5] = rollout.after[..., -1]
+    told = []
+    for later in (0.0, 77.0):
+        rollout.rows[:, 12:], rollout.after[:, 12:] = later, later
+        recorder = Probe(p, Clock(2, 4, 16, 16))
+        probe_rollout(p, cohort, copy.deepcopy(rollout), 12, 3, recorder)
+        told.append(recorder.diagnostics.told([0, 1]))
+    assert told[0] == told[1]
+    assert {"losses/explained_variance", "losses/policy_loss", "charts/terminated"} <= told[0][0].keys()
+    for slot, member in enumerate(members):
+        (one,), recorder = p.form([replace(member, slot=0)]), Probe(p, Clock(1, 4, 16, 16))
+        probe_rollout(p, one, rollout.part(slot, slot + 1), 12, 3, recorder)
+        (alone,) = recorder.diagnostics.told([0])
+        for name in alone.keys() - {"charts/dormant", "charts/observation_size"}:  # of pads, too, which are steps
+            assert alone[name][0] == pytest.approx(told[0][slot][name][0], rel=1e-4, abs=1e-6), name
+
+
+@pytest.mark.parametrize("algo", ["ippo", "maddpg"])
+def test_who_terminates_as_it_is_cut_is_gone(algo: str, run: Callable[..., Any]) -> None:
+    """Of three teams of two: one ends in both ways, one is cut, one goes on."""
+    p = populations.problem("simple_speaker_listener_v4", algo, num_envs=3, train=LONG)
+    loop = run(replace(p, env=p.env.model_copy(update={"backend": "torch"})), 1)
+    world = loop.regime.world
+    if algo == "ippo":
+        loop.regime.choose()
+    else:
+        world.decide(loop.cohorts, 1.0)
+    (obs, *_), actions = world.observed(), world.pending
+    taken = world.take(actions)
+    ends = torch.tensor([[True], [False], [False]]), torch.tensor([[True], [True], [False]])
+    step = taken._replace(terminated=ends[0].expand(3, 2), truncated=ends[1].expand(3, 2))
+    left = [GONE, GONE, CUT, CUT, ACTS, ACTS]
+    if algo == "ippo":
+        assert world.gave(step)[-1].tolist() == [left]
+        return
+    layout = loop.regime.replay.layout
+    batch = layout.unpack(world.packed(layout, obs, actions, step)[None], torch.ones(1, 3), torch.ones(1))
+    assert batch.next_alive is not None
+    assert batch.next_alive.flatten().tolist() == left
+    assert batch.discount.flatten().tolist() == [0.0] * 2 + [1.0] * 4
