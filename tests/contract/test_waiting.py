@@ -80,7 +80,9 @@ def test_how_far_a_run_is_and_how_long_members_lived_is_told_by_the_steps_of_tho
     assert waiting.lived == {"shortest_life": 100, "longest_life": 300}
     assert waiting.champion is not None
     write_results(waiting, waiting.champion, {"policy": {}}, tmp_path)
-    steps = read_json(tmp_path / "reports/train.json")["steps"]
+    summary = read_json(tmp_path / "reports/train.json")
+    steps, scores = summary["steps"], [member.fitness for member in waiting.lineage[-1].members]
+    assert [summary["best_fitness"], summary["mean_fitness"]] == pytest.approx([max(scores), sum(scores) / 2])
     evaluated = waiting.clock.eval_steps
     assert steps == {
         "shortest_life": 100, "longest_life": 300, "training": lived[-1], "evaluation": evaluated,

@@ -207,14 +207,18 @@ def test_a_step_that_does_not_count_ends_no_epochs(algo: str, config: dict[str, 
         assert (cohort.state.updates - started(p).state.updates).min() >= 3, "nobody rests"
 
 
-@pytest.mark.parametrize("algo", ["ppo:continuous", "ippo:continuous"])
-def test_squashed_actions_at_their_bounds_have_a_density(algo: str) -> None:
-    """At −1 and at 1, where the hyperbolic tangent's inverse is infinite."""
-    p = problem(algo, {"squash": True})
+def test_squashed_actions_at_their_bounds_have_a_density() -> None:
+    """At −1 and at 1, where the hyperbolic tangent's inverse is infinite: what was near such an action is learned."""
+    p = problem("ppo:continuous", {"squash": True})
     rollout, cohort = played(p, False)
-    first, end = p.observations, rollout.layout.log_prob
-    rollout.rows[:, ::2, ::2, first:end], rollout.rows[:, 1::2, 1::2, first:end] = -1.0, 1.0
-    rollout.rows[:, ::2, ::2, end] = rollout.rows[:, 1::2, 1::2, end] = -22.0 * (end - first)
+    rows, first = rollout.rows.flatten(1, 2), p.observations
+    rows[:, ::3, first], rows[:, 1::3, first] = -1.0, 1.0
+    chances = p.algo.answers(p.algo_config).chances(
+        p.algo_config, cohort.state, rows[..., :first], None, rollout.memory[:, :-1].flatten(1, 2)
+    )
+    rows[..., first + 1] = chances.log_prob(rows[..., first : first + 1])
+    assert rows[:, ::3, first + 1].max() < -80
+    rollout.rows.copy_(rows.view_as(rollout.rows))
     theirs, ours = learned(p, cohort, rollout, None), learned(p, started(p), rollout, "native")
     assert ours[-2].tolist() == [1.0] * SEVERAL
     for mine, other in zip(ours, theirs, strict=True):
@@ -245,3 +249,14 @@ def test_a_loss_that_overflows_freezes_its_member_though_its_gradient_does_not()
         cohort = started(p)
         learned(p, cohort, rollout, kernels)
         assert cohort.healthy.tolist() == [True, False, True, True]
+
+
+@pytest.mark.parametrize("far", [20.0, 95.0, 200.0])
+def test_a_ratio_beyond_all_floats_freezes_as_in_torch(far: float) -> None:
+    """What is 88 nats or more away is infinitely more likely: a loss of that is none."""
+    p = problem("ppo", {"normalise_advantage": False})
+    rollout, _ = played(p, False)
+    rollout.rows[1, ..., rollout.layout.log_prob] -= far
+    rollout.after[1, ..., p.observations] = -5.0  # of what nobody wants more
+    theirs, ours = (learned(p, started(p), rollout, kernels)[-2] for kernels in (None, "native"))
+    assert ours.tolist() == theirs.tolist() == [1.0, float(far < 88), 1.0, 1.0]

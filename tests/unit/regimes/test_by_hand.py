@@ -13,6 +13,8 @@ import pytest
 import torch
 
 import populations
+import rota
+from evopipe import rng
 from evopipe.ops import signals
 from evopipe.regimes.learn import discount_rate
 from evopipe.regimes.probe import Probe, probe
@@ -156,3 +158,113 @@ def test_who_terminates_as_it_is_cut_is_gone(algo: str, run: Callable[..., Any])
     assert batch.next_alive is not None
     assert batch.next_alive.flatten().tolist() == left
     assert batch.discount.flatten().tolist() == [0.0] * 2 + [1.0] * 4
+
+
+@pytest.mark.parametrize(("algo", "backend"), [("dqn", "sync"), ("ppo", "sync"), ("ppo", "torch"), ("dqn", "torch")])
+def test_what_was_chosen_before_a_state_is_restored_is_not_taken(
+    algo: str, backend: str, run: Callable[..., Any]
+) -> None:
+    p = populations.problem("CartPole-v1", algo, train=LONG, config={"learn_step": 64})
+    whole, resumed = (run(replace(p, env=p.env.model_copy(update={"backend": backend}))) for _ in range(2))
+    if algo == "ppo":
+        resumed.regime.choose()
+    else:
+        resumed.regime.world.decide(resumed.cohorts, 1.0)
+    assert resumed.regime.world.pending is not None
+    assert resumed.restore(*whole.state()) == 0
+    assert resumed.regime.world.pending is None
+
+
+def test_how_often_a_generation_is_probed_goes_by_the_updates_of_a_member(run: Callable[..., Any]) -> None:
+    """8,192 updates, for all four environments of a member: a probe in each quarter of 2,048 ticks."""
+    train = {"evo_steps": 8192, "max_steps": 8192}
+    loop = run(populations.problem("CartPole-v1", config={"learn_step": 1}, train=train), 1)
+    assert loop.regime.learning.ahead(Probe(loop.spec, loop.clock)) == 512
+
+
+def test_the_next_probe_is_the_earliest_of_any_cohorts(run: Callable[..., Any]) -> None:
+    """Of two members one makes 8,192 updates in a generation of 2,048 ticks, and the other one 8."""
+    p = populations.problem("CartPole-v1", train={"evo_steps": 8192, "max_steps": 8192})
+    members = first_members(p, 2)[0]
+    loop = run(p, 2)
+    loop._form([replace(m, hyper={**m.hyper, "learn_step": s}) for m, s in zip(members, (1024, 1), strict=True)])
+    assert len(loop.cohorts) == 2
+    assert loop.regime.learning.ahead(Probe(p, loop.clock)) == 512
+
+
+def test_a_rollout_is_probed_with_the_clip_of_its_tick() -> None:
+    """Half of its way down to a tenth, after 3 ticks of 4 environments."""
+    config = {"clip": 0.2, "clip_end": 0.1, "decay_steps": 24}
+    decays, constant = (populations.problem(algo="ppo", config=each) for each in (config, {"clip": 0.11}))
+    told = []
+    for p in (decays, constant):
+        (cohort,) = p.form(first_members(p, 1)[0])
+        rollout, at = rollout_for(p, cohort), p.observations + 1
+        noise = torch.randn(2, 1, 16, 4, generator=torch.Generator().manual_seed(1))
+        rollout.rows[..., at] += 0.15 * noise[0]
+        rollout.rows[..., at + 3], rollout.rows[..., at + 5] = noise[1], 1.0
+        recorder = Probe(p, Clock(1, 4, 16, 16))
+        probe_rollout(p, cohort, rollout, 16, 3, recorder)
+        told.append(recorder.diagnostics.told([0])[0])
+    for name, (mean, _) in told[0].items():
+        assert told[1][name][0] == pytest.approx(mean, rel=1e-4, abs=1e-7, nan_ok=True), name
+    assert 0.2 < told[0]["losses/clipfrac"][0] < 0.8
+
+
+def test_the_return_of_a_broken_episode_is_gone(run: Callable[..., Any]) -> None:
+    """By which rewards are normalised; the others' go on."""
+    loop = run(populations.problem("envs_for_tests:Endless-v0", "ppo", train={**LONG, "normalise": {"rewards": True}}))
+    loop.regime.returns.fill_(3.0)
+    taken = loop.regime.world.pool.step(loop.regime.choose())
+    loop.regime.record(replace(taken, broken=torch.arange(8).numpy() == 5))
+    going_on = 3.0 * float(loop.members[0].hyper["gamma"]) + 1.0
+    expected = [[going_on] * 4, [going_on, 0.0, going_on, going_on]]
+    torch.testing.assert_close(loop.regime.returns, torch.tensor(expected, dtype=torch.float64), rtol=1e-6, atol=0.0)
+
+
+@pytest.mark.parametrize("sharing", ["shared", "own"])
+def test_a_child_has_its_parents_priorities_where_both_read_the_same_rows(
+    sharing: str, run: Callable[..., Any]
+) -> None:
+    """Others begin with equal ones, and who stays keeps its own."""
+    replay = {"capacity": 9, "sharing": sharing, "prioritised": True}
+    loop = run(populations.problem("envs_for_tests:Endless-v0", num_envs=3, train={**LONG, "replay": replay}), 4)
+    advance(loop, 1)
+    trees, n = loop.regime.replay.priorities, 12 if sharing == "shared" else 3
+    n = min(n, 9)
+    own = torch.zeros(4, 9)
+    own[:, :n] = torch.arange(1.0, 4 * n + 1).view(4, n)
+    trees.restore({"priorities": own, "largest": own.amax(dim=1)})
+    loop.regime.inherit([0, 2, 2, -1])
+    found = trees.state(n)["priorities"]
+    assert torch.equal(found[[0, 2]], own[[0, 2], :n])
+    if sharing == "shared":
+        assert torch.equal(found[1], own[2, :n])
+    else:
+        assert len(found[1].unique()) == 1
+    assert len(found[3].unique()) == 1
+
+
+def test_each_generation_is_planned_and_decided_by_draws_of_its_own(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The draws of a plan are those of the decision at its generation's end."""
+    drawn: list[tuple[str, int]] = []
+
+    class Noted(rota.Search):
+        def plan(self, history: Any, draw: Any) -> Any:
+            drawn.append(("plan", int(draw().integers(1 << 60))))
+            return super().plan(history, draw)
+
+        def step(self, history: Any, draw: Any) -> Any:
+            drawn.append(("step", int(draw().integers(1 << 60))))
+            return super().step(history, draw)
+
+    rota.offer(monkeypatch)
+    monkeypatch.setattr(rota, "Search", Noted)
+    train = {"evo_steps": 8, "max_steps": 24, "learning_delay": 10**6, "eval_steps": 5}
+    loop = run(populations.problem(train=train, search={"strategy": "rota"}), 2)
+    finish(loop)
+    key = rng.run_key(loop.spec.seed)
+    numbers = [int(rng.host(key, Purpose.SELECT, g).integers(1 << 60)) for g in (1, 2, 3)]
+    assert drawn == [(what, numbers[g]) for g in range(3) for what in ("plan", "step")][:-1]
