@@ -9,13 +9,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import populations
 import rota
 from evopipe import rng
+from evopipe.data.transitions import Transitions
 from evopipe.ops import signals
+from evopipe.problems.env import begin
 from evopipe.regimes.learn import discount_rate
 from evopipe.regimes.probe import Probe, probe
 from evopipe.regimes.rollouts import probe_rollout
@@ -268,3 +271,69 @@ def test_each_generation_is_planned_and_decided_by_draws_of_its_own(
     key = rng.run_key(loop.spec.seed)
     numbers = [int(rng.host(key, Purpose.SELECT, g).integers(1 << 60)) for g in (1, 2, 3)]
     assert drawn == [(what, numbers[g]) for g in range(3) for what in ("plan", "step")][:-1]
+
+
+def test_the_chance_to_explore_that_is_told_is_that_of_the_runs_step(run: Callable[..., Any]) -> None:
+    """A quarter of its way down after each generation."""
+    config = {"eps_start": 1.0, "eps_end": 0.0, "eps_steps": 400}
+    train = {"evo_steps": 100, "max_steps": 300, "eval_steps": 5, "learning_delay": 10**6}
+    loop = run(populations.problem("CartPole-v1", config=config, train=train, mutation=UNCHANGED), 2)
+    finish(loop)
+    told = [dict(zip(loop.signal_names, row[2::2], strict=False)) for row in loop.signals]
+    assert [each["charts/epsilon"] for each in told] == pytest.approx([0.75] * 2 + [0.5] * 2 + [0.25] * 2)
+    assert [each["replay/size"] for each in told] == [100.0] * 2 + [200.0] * 2 + [300.0] * 2
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_who_waited_remembers_and_who_was_born_in_its_place_does_not(
+    replaced: bool, run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rota.offer(monkeypatch)
+    births = ((2, 1, 0),) if replaced else ()
+    p = populations.problem(
+        "envs_for_tests:Endless-v0", "ppo", mutation=UNCHANGED,
+        config={"network": {"encoder": [8], "latent": 8, "encoder_kind": "lstm"}, "learn_step": 12},
+        train={"evo_steps": 12, "max_steps": 99, "eval_steps": 3},
+        search={"strategy": "rota", "rota": {"order": ((0, 1), (0,), (1,)), "births": births}},
+    )  # fmt: skip
+    loop, other = run(p, 2), run(p, 2)
+    while not loop.clock.generation_over:
+        loop.advance()
+    ((playing,),) = [loop.regime.playing]
+    before = playing.memory[1].clone()
+    assert before.any()
+    while loop.clock.generation < 1:
+        populations.go_on(loop)
+    for each in (loop, other):  # a state is saved while it waits
+        if each is other:
+            other.restore(*loop.state())
+    for each in (loop, other):
+        while each.clock.generation < 2:
+            populations.go_on(each)
+        ((playing,),) = [each.regime.playing]
+        assert playing.cohort.slots == [1]
+        assert torch.equal(playing.memory[0], torch.zeros_like(before) if replaced else before)
+        assert not [name for name in each.state()[0] if name.startswith("waits.1")]
+
+
+def test_an_offline_run_goes_on_with_the_priorities_and_signals_that_it_had() -> None:
+    g = torch.Generator().manual_seed(1)
+    obs, flags = torch.rand(40, 4, generator=g).numpy(), np.zeros(40, bool)
+    reward = torch.rand(40, generator=g).numpy()
+    data = Transitions(obs, np.arange(40) % 2, reward, flags, flags, obs[::-1].copy(), np.zeros(40, int))
+    train = {"mode": "offline", "evo_steps": 40, "max_steps": 80, "eval_steps": 5, "replay": {"prioritised": True}}
+    p = populations.problem("envs_for_tests:Chain-v0", "cqn", train=train, mutation=UNCHANGED)
+    whole, resumed = (begin(p, first_members(p, 2)[0], data) for _ in range(2))
+    advance(whole, 14)
+    tensors, meta = whole.state()
+    assert "replay.priorities" in tensors
+    advance(resumed, 3)  # whatever it held before is gone
+    assert resumed.restore({name: x.clone() for name, x in tensors.items()}, json.loads(json.dumps(meta))) == 0
+    for loop in (whole, resumed):
+        finish(loop)
+    assert populations.equal_states(whole.state(), resumed.state()) == []
+    told = [dict(zip(whole.signal_names, row[2::2], strict=False)) for row in whole.signals]
+    assert [each["replay/size"] for each in told] == [40.0] * 4
+    assert "replay/age" not in told[0]
+    for loop in (whole, resumed):
+        loop.close()
