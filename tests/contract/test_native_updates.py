@@ -301,11 +301,11 @@ def test_a_loss_that_is_no_number_freezes_its_member_alone(case: str) -> None:
         assert torch.equal(at[first:], was[first:])
 
 
-@pytest.mark.parametrize("case", ["ddpg", "td3bc", "sac:continuous", "maddpg:discrete:group"])
+@pytest.mark.parametrize("case", ["td3bc", "sac:continuous", "maddpg:discrete:group"])
 def test_a_loss_that_overflows_freezes_its_member_though_its_gradient_does_not(case: str) -> None:
     """The square of what one transition pays is no float, the number itself is."""
     it, batch = Case(case), Case(case).batch(0)
-    batch.reward[1, 0], batch.discount[1, 0] = 3e19, 0.0
+    batch.reward[1, 0], batch.discount[1, 0], batch.weight[1, 0] = 2e19, 0.0, 0.01
     for kernels in (build.load(), None):
         build.use(kernels)
         assert it.given.update(it.cohort(), batch, 0, 0).healthy.tolist() == [True, False, True]

@@ -238,13 +238,13 @@ def test_a_child_has_its_parents_priorities_where_both_read_the_same_rows(
     own = torch.zeros(4, 9)
     own[:, :n] = torch.arange(1.0, 4 * n + 1).view(4, n)
     trees.restore({"priorities": own, "largest": own.amax(dim=1)})
-    loop.regime.inherit([0, 2, 2, -1])
+    loop.regime.inherit([1, 1, 0, -1])
     found = trees.state(n)["priorities"]
-    assert torch.equal(found[[0, 2]], own[[0, 2], :n])
+    assert torch.equal(found[1], own[1, :n])
     if sharing == "shared":
-        assert torch.equal(found[1], own[2, :n])
+        assert torch.equal(found[[0, 2]], own[[1, 0], :n]), "as its parent's were"
     else:
-        assert len(found[1].unique()) == 1
+        assert len(found[0].unique()) == len(found[2].unique()) == 1
     assert len(found[3].unique()) == 1
 
 
