@@ -190,6 +190,7 @@ def test_a_member_learns_by_itself(algo: str, config: dict[str, Any], masked: bo
     assert spoiled.state.updates[0] == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("algo", "config", "masked"), [CASES[0], CASES[6], CASES[10]])
 def test_a_step_that_does_not_count_ends_no_epochs(algo: str, config: dict[str, Any], masked: bool) -> None:
     """The old policy is far off where nothing is learned, and there alone: no bit of what is learned changes, with the
@@ -207,6 +208,7 @@ def test_a_step_that_does_not_count_ends_no_epochs(algo: str, config: dict[str, 
         assert (cohort.state.updates - started(p).state.updates).min() >= 3, "nobody rests"
 
 
+@pytest.mark.thorough
 def test_squashed_actions_at_their_bounds_have_a_density() -> None:
     """At −1 and at 1, where the hyperbolic tangent's inverse is infinite: what was near such an action is learned."""
     p = problem("ppo:continuous", {"squash": True})
@@ -225,6 +227,7 @@ def test_squashed_actions_at_their_bounds_have_a_density() -> None:
         torch.testing.assert_close(mine, other, rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.thorough
 def test_the_distance_from_the_old_policy_is_that_of_all_groups() -> None:
     """Only the first agent, whose networks are its own, is far off: of three agents' steps a third is."""
     p = problem("ippo", {"share": "none", "target_kl": 0.4})
@@ -241,6 +244,7 @@ def test_the_distance_from_the_old_policy_is_that_of_all_groups() -> None:
     assert torch.equal(*found)
 
 
+@pytest.mark.thorough
 def test_a_loss_that_overflows_freezes_its_member_though_its_gradient_does_not() -> None:
     p = problem("ppo", {"normalise_advantage": False})
     rollout, _ = played(p, False)
@@ -251,6 +255,7 @@ def test_a_loss_that_overflows_freezes_its_member_though_its_gradient_does_not()
         assert cohort.healthy.tolist() == [True, False, True, True]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("far", [20.0, 95.0, 200.0])
 def test_a_ratio_beyond_all_floats_freezes_as_in_torch(far: float) -> None:
     """What is 88 nats or more away is infinitely more likely: a loss of that is none."""

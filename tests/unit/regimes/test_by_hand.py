@@ -45,6 +45,7 @@ def test_a_new_trial_empties_a_memory_that_is_its_own_alone(
     assert loop.regime.replay.size.tolist() == [0 if m in emptied else n for m, n in enumerate(before)]
 
 
+@pytest.mark.thorough
 def test_a_probe_reads_what_an_update_of_this_tick_would_read(run: Callable[..., Any]) -> None:
     """In the second generation: rows by priority, weights of now, as the normaliser has observations."""
     train = {
@@ -70,6 +71,7 @@ def test_a_probe_reads_what_an_update_of_this_tick_would_read(run: Callable[...,
         assert told == {name: (rounded(float(x[slot])),) * 2 for name, x in sorted(expected.items())}
 
 
+@pytest.mark.thorough
 def test_a_learning_rate_that_decays_is_told_as_it_is_by_now(run: Callable[..., Any]) -> None:
     """By the steps of the whole run: a quarter of its way down after each generation."""
     config = {"lr": 1e-3, "lr_end": 0.0, "decay_steps": 400, "learn_step": 52, "batch_size": 52}
@@ -80,6 +82,7 @@ def test_a_learning_rate_that_decays_is_told_as_it_is_by_now(run: Callable[..., 
     assert [row[at] for row in loop.signals] == pytest.approx([7.5e-4] * 2 + [5e-4] * 2 + [2.5e-4] * 2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("chosen", [False, True])
 def test_only_the_episodes_that_are_lost_are_cut(chosen: bool, run: Callable[..., Any]) -> None:
     """Of three unlike members two lose one each; what was chosen is chosen again, on what was remembered before."""
@@ -273,6 +276,7 @@ def test_each_generation_is_planned_and_decided_by_draws_of_its_own(
     assert drawn == [(what, numbers[g]) for g in range(3) for what in ("plan", "step")][:-1]
 
 
+@pytest.mark.thorough
 def test_the_chance_to_explore_that_is_told_is_that_of_the_runs_step(run: Callable[..., Any]) -> None:
     """A quarter of its way down after each generation."""
     config = {"eps_start": 1.0, "eps_end": 0.0, "eps_steps": 400}
@@ -284,6 +288,7 @@ def test_the_chance_to_explore_that_is_told_is_that_of_the_runs_step(run: Callab
     assert [each["replay/size"] for each in told] == [100.0] * 2 + [200.0] * 2 + [300.0] * 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("replaced", [False, True])
 def test_who_waited_remembers_and_who_was_born_in_its_place_does_not(
     replaced: bool, run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch

@@ -109,6 +109,7 @@ def test_a_run_tells_the_signals_of_its_algorithm(algo: str, computing: str) -> 
 
 
 @pytest.mark.parametrize("algo", TOLD)
+@pytest.mark.thorough
 def test_kernels_and_torch_tell_the_same_of_the_same_members(algo: str) -> None:
     """Of one state and one minibatch: whatever computes the operators."""
     before = build.chosen()
@@ -209,6 +210,7 @@ def test_a_diverged_member_is_told_as_such_and_its_neighbour_as_ever(tmp_path: P
     clean.close()
 
 
+@pytest.mark.thorough
 def test_updates_a_step_are_those_of_the_generation() -> None:
     """One in every four steps, but none in the first generation's first 16: 36 of 40, in 160 steps."""
     run = a_run("dqn")
