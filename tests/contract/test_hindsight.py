@@ -69,6 +69,7 @@ def test_of_ended_episodes_k_of_k_plus_1_rows_are_relabelled_and_true(sharing: s
 
 
 @pytest.mark.parametrize("ticks", [7, 85])
+@pytest.mark.thorough
 def test_a_restored_run_continues_bit_for_bit(ticks: int) -> None:
     """In the middle of episodes, in the second generation after the ring went round."""
     params = small({"capacity": 300})

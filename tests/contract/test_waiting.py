@@ -41,6 +41,7 @@ def test_a_member_that_waited_has_the_bits_of_one_that_never_did(algo: str, run:
     assert waiting.clock.env_steps == lived * 100, "environments of those who wait take no step"
 
 
+@pytest.mark.thorough
 def test_how_far_a_run_is_and_how_long_members_lived_is_told_by_the_steps_of_those_who_lived(
     run: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -154,6 +155,7 @@ def test_a_child_that_waits_after_its_birth_is_told_with_its_mutation_when_it_ha
     assert found[3, 0].parent == (2, 0)
 
 
+@pytest.mark.thorough
 def test_a_child_is_told_with_its_mutation_once_though_others_live_after_it(run: Callable[..., Any]) -> None:
     """Members of unlike ages live one after another: whoever lived before the last ones has lived too."""
     p = problem("dqn", ((0, 1), (0,), (0, 1), (0, 1)), ((2, 0, 0),))

@@ -171,6 +171,7 @@ class RolloutEngine:
         self.agents, self.grace, self.outside = agents, grace, outside
         self.processes = processes or Processes(available_cpus())
         self.waves = 0
+        self.late = 0  # episodes without which a batch began, for they asked nothing in time; the most of any batch
         self.blocked = 0.0  # seconds in which an episode's coroutine held all others up
         self.overdue: float | None = None  # when users' code that holds the loop now will have taken too long
         self.stopping: float | None = None  # when it was seen that the caller asked to stop
@@ -246,8 +247,9 @@ class RolloutEngine:
         until = loop.time() + self.agents.wave_seconds
         for _ in range(_ROUNDS):
             await asyncio.sleep(0)
-        while any(not self.waiting[i] or self.runners[i].running for i in self.live):
+        while away := sum(not self.waiting[i] or self.runners[i].running for i in self.live):
             if not await self._change(until):
+                self.late = max(self.late, away)
                 break
             self._admit()
             for _ in range(_ROUNDS):

@@ -147,7 +147,7 @@ class Rounds:
         self._ahead = Ahead(self._played, spec.algo.POLICY)
         self.seen: Sequence[Done] = ()  # the episodes of the last validation
         self.said: list[str] = []  # to be told
-        self._warned = False
+        self._warned = self._told_late = False
         self.last: dict[str, Any] = {}  # of the first member's last validation, its episodes' own metrics too
 
     def first(self, member: Member) -> Member:
@@ -204,6 +204,8 @@ class Rounds:
             return engine.run(jobs, stopped)
         except Cancelled:
             raise Stopped from None
+        finally:
+            self._tell_late(engine.late)
 
     @property
     def limits(self) -> Limits:
@@ -281,6 +283,19 @@ class Rounds:
         self.write(f"train-{number:06d}", done if whole else sample, values)
         if not whole:
             records.thin(self.folder, number, self.agents.sampled_rounds)
+
+    def _tell_late(self, late: int) -> None:
+        """Take note of episodes without which a batch of completions began, once."""
+        if not late or self._told_late:
+            return
+        self._told_late = True
+        text = (
+            f"{late} episodes asked for no completion in agents.wave_seconds ({self.agents.wave_seconds:g} s); the "
+            "others went on without them, and results are not reproducible bit by bit"
+        )
+        if self.outside is not None:
+            text += ": a client with fewer connections than agents.at_once makes every batch wait so; lower the latter"
+        self.said.append(text)
 
     def _warn(self, done: Sequence[Done]) -> None:
         """Take note of rounds that teach nothing for a reason that a person can mend, once."""

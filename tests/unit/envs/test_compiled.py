@@ -153,6 +153,7 @@ def test_a_time_limit_cuts() -> None:
 
 
 @pytest.mark.parametrize("env_id", NAMES)
+@pytest.mark.thorough
 def test_what_was_restored_goes_on_to_the_bit(env_id: str) -> None:
     pool, rng = begun(config(env_id), 5), np.random.default_rng(6)
     for tick in range(25):

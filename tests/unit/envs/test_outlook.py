@@ -86,12 +86,14 @@ def test_the_note_has_the_figures() -> None:
         ({"length": 1000}, "episodes last 1,000 steps, and γ of 0.99 sees some 100 ahead: ", "to 0.995 if it should"),
     ],
 )
+@pytest.mark.thorough
 def test_what_makes_learning_slow_is_one_sentence(kwargs: dict[str, Any], begin: str, end: str) -> None:
     (warning,) = found(**kwargs)
     assert warning.startswith(f"warning: {begin}")
     assert warning.endswith(end)
 
 
+@pytest.mark.thorough
 def test_a_discount_that_sees_far_enough_is_not_warned_of() -> None:
     assert outlook(described("Told-v0", {"length": 1000}), 0.999)[1:] == []
     assert outlook(described("Told-v0", {"length": 1000}), 1.0)[1:] == []

@@ -109,6 +109,7 @@ def test_a_run_tells_the_signals_of_its_algorithm(algo: str, computing: str) -> 
 
 
 @pytest.mark.parametrize("algo", TOLD)
+@pytest.mark.thorough
 def test_kernels_and_torch_tell_the_same_of_the_same_members(algo: str) -> None:
     """Of one state and one minibatch: whatever computes the operators."""
     before = build.chosen()
