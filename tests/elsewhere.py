@@ -1,4 +1,4 @@
-"""A system that is not Linux, for code that is imported later: without the modules, functions, signals that Windows lacks.
+"""A system that is not Linux, for code that is imported later: without what of modules and names Windows lacks.
 
 It is no Windows: paths, processes and files are still those of this machine.
 """
@@ -20,15 +20,15 @@ from types import ModuleType
 MODULES = ("fcntl", "grp", "posix", "pty", "pwd", "readline", "resource", "syslog", "termios", "tty")
 # What `os` has of them where the system is POSIX, but for what the standard library looked up as it was imported.
 SYSTEM = (
-    "CLD_EXITED CLD_STOPPED EFD_CLOEXEC EFD_NONBLOCK O_CLOEXEC O_DIRECTORY O_NOFOLLOW P_PID RTLD_NOW ST_NOEXEC WEXITED "
-    "WNOWAIT WSTOPPED chown eventfd eventfd_read eventfd_write fchmod fchown fork forkpty getegid geteuid getgid "
+    "CLD_EXITED CLD_STOPPED EFD_CLOEXEC EFD_NONBLOCK O_CLOEXEC O_DIRECTORY O_NOFOLLOW P_PID RTLD_NOW ST_NOEXEC "
+    "WEXITED WNOWAIT WSTOPPED chown eventfd eventfd_read eventfd_write fchmod fchown fork forkpty getegid geteuid getgid "
     "getgroups getloadavg getpgid getpgrp getpriority getsid getuid killpg lockf memfd_create mkfifo nice pipe2 "
     "posix_fadvise posix_fallocate pread preadv pwrite pwritev register_at_fork sched_getaffinity sched_setaffinity "
     "sched_yield set_blocking setpgid setsid statvfs sync uname wait waitid"
 ).split()
 SIGNALS = (
-    "ITIMER_REAL SIGALRM SIGCHLD SIGCONT SIGHUP SIGKILL SIGPIPE SIGQUIT SIGRTMAX SIGRTMIN SIGSTOP SIGTSTP SIGUSR1 SIGUSR2 "
-    "alarm getitimer pause pthread_kill pthread_sigmask setitimer siginterrupt sigpending sigtimedwait sigwait"
+    "ITIMER_REAL SIGALRM SIGCHLD SIGCONT SIGHUP SIGKILL SIGPIPE SIGQUIT SIGRTMAX SIGRTMIN SIGSTOP SIGTSTP SIGUSR1 "
+    "SIGUSR2 alarm getitimer pause pthread_kill pthread_sigmask setitimer siginterrupt sigpending sigtimedwait sigwait"
 ).split()
 # They look at the system as they are imported, and are the Linux builds of this machine.
 BUILDS = (

@@ -17,7 +17,7 @@ from evopipe.errors import MissingInputError
 
 
 def read_d4rl(path: Path, shows: gymnasium.Space[Any] | None = None, discrete: bool = False) -> EpisodeDataset:
-    """Read the episodes of an HDF5 file in D4RL's layout, or of a folder of such files, in the order of their names.
+    """Read the episodes of an HDF5 file in D4RL's layout, or of a folder of such files in the order of their names.
 
     The file has the HDF5 datasets `observations`, `actions`, `rewards`, `terminals`, and optionally `timeouts` and
     `next_observations`. Observations of a Dict or Tuple space are HDF5 groups. Integer actions are indices.

@@ -84,8 +84,8 @@ def _files(path: Path) -> list[tuple[Path, str]]:
             return found
     if any(".tfrecord" in file.name for file in there):
         raise DataError(
-            f"{path}: holds TFRecord files, which need TensorFlow: write the steps as Parquet with it, as docs/pipeline.md "
-            "shows, and name that folder"
+            f"{path}: holds TFRecord files, which need TensorFlow: write the steps as Parquet with it, as "
+            "docs/pipeline.md shows, and name that folder"
         )
     if splits := sorted(each.name for each in path.iterdir() if each.is_dir()):
         raise DataError(f"{path}: has folders and no data: name one of them, such as {path / splits[0]}")

@@ -103,8 +103,8 @@ class FetchConfig(Schema):
     source: Literal["collect", "minari", "hdf5", "rlds", "table"] = Field(
         "collect",
         description="source of the dataset: `collect`, episodes recorded in the environment; `minari`, a Minari "
-        "dataset; `hdf5`, D4RL or AgileRL files; `rlds`, episodes in RLDS's layout; `table`, a CSV or Parquet file. The "
-        "block of the same name has its settings",
+        "dataset; `hdf5`, D4RL or AgileRL files; `rlds`, episodes in RLDS's layout; `table`, a CSV or Parquet file. "
+        "The block of the same name has its settings",
     )
     collect: CollectConfig = Field(default_factory=CollectConfig)
     minari: Minari = Field(default_factory=Minari)

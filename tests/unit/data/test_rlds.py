@@ -50,14 +50,18 @@ def episodes() -> list[Steps]:
     ]
 
 
+def in_a_row(content: list[Steps]) -> Steps:
+    return [one for each in content for one in each]
+
+
 def rows(path: Path, content: list[Steps]) -> Path:
-    parquet.write_table(pyarrow.Table.from_pylist([one for each in content for one in each]), path / "a.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(in_a_row(content)), path / "a.parquet")
     return path
 
 
 def shards(path: Path, content: list[Steps]) -> Path:
     """The first episode is in two files."""
-    all_steps = [one for each in content for one in each]
+    all_steps = in_a_row(content)
     for number, part in enumerate((all_steps[:2], all_steps[2:])):
         parquet.write_table(pyarrow.Table.from_pylist(part), path / f"{number}.parquet")
     return path
@@ -95,7 +99,7 @@ def json_files(path: Path, content: list[Steps]) -> Path:
 
 
 def of_datasets(path: Path, content: list[Steps]) -> Path:
-    datasets.Dataset.from_list([one for each in content for one in each]).save_to_disk(path / "made", num_shards=2)
+    datasets.Dataset.from_list(in_a_row(content)).save_to_disk(path / "made", num_shards=2)
     return path / "made"
 
 
@@ -197,7 +201,7 @@ def test_images_and_discrete_actions(tmp_path: Path) -> None:
 
 def changed(number: int, **changes: Any) -> list[Steps]:
     """The episodes with a step changed; None takes a field away from all."""
-    made = [one for each in episodes() for one in each]
+    made = in_a_row(episodes())
     made[number].update({name: value for name, value in changes.items() if value is not ...})
     gone = {name for name, value in changes.items() if value is ...}
     return [[{name: value for name, value in one.items() if name not in gone} for one in made]]
@@ -246,7 +250,7 @@ def test_what_cannot_be_used_is_said_in_one_sentence(content: list[Steps], text:
     ],
 )
 def test_fields_of_another_kind_are_refused(name: str, values: list[Any], text: str, tmp_path: Path) -> None:
-    made = [{**one, name: value} for one, value in zip(sum(episodes(), []), values, strict=True)]
+    made = [{**one, name: value} for one, value in zip(in_a_row(episodes()), values, strict=True)]
     parquet.write_table(pyarrow.Table.from_pylist(made), tmp_path / "a.parquet")
     with pytest.raises(DataError) as error:
         read(tmp_path)
@@ -270,7 +274,7 @@ def test_places_without_such_files(tmp_path: Path) -> None:
 
 
 def test_one_split_is_to_be_named(tmp_path: Path) -> None:
-    made = datasets.Dataset.from_list(sum(episodes(), []))
+    made = datasets.Dataset.from_list(in_a_row(episodes()))
     datasets.DatasetDict(train=made, validation=made).save_to_disk(tmp_path / "both")
     with pytest.raises(DataError, match=r"both: has folders and no data: name one of them, such as \S+both/train$"):
         read(tmp_path / "both")
