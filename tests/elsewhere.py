@@ -21,8 +21,8 @@ MODULES = ("fcntl", "grp", "posix", "pty", "pwd", "readline", "resource", "syslo
 # What `os` has of them where the system is POSIX, but for what the standard library looked up as it was imported.
 SYSTEM = (
     "CLD_EXITED CLD_STOPPED EFD_CLOEXEC EFD_NONBLOCK O_CLOEXEC O_DIRECTORY O_NOFOLLOW P_PID RTLD_NOW ST_NOEXEC "
-    "WEXITED WNOWAIT WSTOPPED chown eventfd eventfd_read eventfd_write fchmod fchown fork forkpty getegid geteuid getgid "
-    "getgroups getloadavg getpgid getpgrp getpriority getsid getuid killpg lockf memfd_create mkfifo nice pipe2 "
+    "WEXITED WNOWAIT WSTOPPED chown eventfd eventfd_read eventfd_write fchmod fchown fork forkpty getegid geteuid "
+    "getgid getgroups getloadavg getpgid getpgrp getpriority getsid getuid killpg lockf memfd_create mkfifo nice pipe2 "
     "posix_fadvise posix_fallocate pread preadv pwrite pwritev register_at_fork sched_getaffinity sched_setaffinity "
     "sched_yield set_blocking setpgid setsid statvfs sync uname wait waitid"
 ).split()

@@ -17,7 +17,7 @@ from evopipe.errors import MissingInputError
 
 
 def read_d4rl(path: Path, shows: gymnasium.Space[Any] | None = None, discrete: bool = False) -> EpisodeDataset:
-    """Read the episodes of an HDF5 file in D4RL's layout, or of a folder of such files in the order of their names.
+    """Read the episodes of an HDF5 file in D4RL's layout, or of a folder of such files in order of their names.
 
     The file has the HDF5 datasets `observations`, `actions`, `rewards`, `terminals`, and optionally `timeouts` and
     `next_observations`. Observations of a Dict or Tuple space are HDF5 groups. Integer actions are indices.
@@ -44,10 +44,9 @@ def read_d4rl(path: Path, shows: gymnasium.Space[Any] | None = None, discrete: b
         as_episodes(read_foreign(file, lambda each: read_columns(each, shows, discrete)), str(file))
         for file in _files(Path(path))
     ]
-    return EpisodeDataset(
-        [episode for each in found for episode in each.episodes], str(path), dropped=sum(each.dropped for each in found),
-        notes=tuple(dict.fromkeys(note for each in found for note in each.notes)),
-    )  # fmt: skip
+    episodes = [episode for each in found for episode in each.episodes]
+    notes = tuple(dict.fromkeys(note for each in found for note in each.notes))
+    return EpisodeDataset(episodes, str(path), dropped=sum(each.dropped for each in found), notes=notes)
 
 
 def _files(path: Path) -> list[Path]:
