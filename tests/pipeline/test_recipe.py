@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
-from evopipe.schema.read import read_yaml
 from evopipe.version import __version__
 from tiny import ROOT
 
@@ -26,7 +26,7 @@ def split(requirement: str) -> tuple[str, str]:
 
 
 def test_the_recipe_needs_what_the_package_needs() -> None:
-    recipe: Any = read_yaml(ROOT / "recipe/recipe.yaml")
+    recipe: Any = YAML(typ="safe").load(ROOT / "recipe/recipe.yaml")
     project = PROJECT["project"]
     wanted = {"python": project["requires-python"]}
     for name, version in map(split, project["dependencies"]):
@@ -38,7 +38,7 @@ def test_the_recipe_needs_what_the_package_needs() -> None:
 
 
 def test_the_recipe_describes_this_version_of_this_package() -> None:
-    recipe: Any = read_yaml(ROOT / "recipe/recipe.yaml")
+    recipe: Any = YAML(typ="safe").load(ROOT / "recipe/recipe.yaml")
     project = PROJECT["project"]
     assert recipe["context"]["version"] == __version__
     assert recipe["package"]["name"] == project["name"]
@@ -53,7 +53,7 @@ def test_the_recipe_describes_this_version_of_this_package() -> None:
 @pytest.mark.parametrize("system", ["windows", "macos"])
 def test_ci_of_other_systems_installs_extras_and_runs_files_that_are_there(system: str) -> None:
     text = (ROOT / f".github/workflows/{system}.yml").read_text()
-    workflow: Any = read_yaml(ROOT / f".github/workflows/{system}.yml")
+    workflow: Any = YAML(typ="safe").load(ROOT / f".github/workflows/{system}.yml")
     (job,) = workflow["jobs"].values()
     assert job["runs-on"] == f"{system}-latest"
     for extras in re.findall(r"\.\[([\w,-]+)\]", text):

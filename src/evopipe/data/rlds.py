@@ -54,8 +54,13 @@ def read_rlds(cfg: FetchConfig.Rlds, shows: gymnasium.Space[Any] | None, discret
     path = Path(cfg.path)
     need_arrow(f"fetch.source: rlds ({path})")
     parts = [part for file, kind in _files(path) if (part := read_apart(file, partial(_read, file, kind, cfg)))]
-    if not parts:
+    acting = next((part for part in parts if part["action"] is not None), None)
+    if acting is None:  # no step but last ones
         return EpisodeDataset([], str(path))
+    for part in parts:
+        for name in ("action", "reward"):
+            if part[name] is None:  # of last steps alone, which do not tell its shape
+                part[name] = np.zeros((len(part["bound"]), *acting[name].shape[1:]), acting[name].dtype)
     names = {"observation": cfg.observation, "action": cfg.action, "reward": "reward"}
     columns = {each: _joined([part[each] for part in parts], names.get(each, each), path) for each in parts[0]}
     content = io.BytesIO()
@@ -99,21 +104,28 @@ def _read(file: Path, kind: str, cfg: FetchConfig.Rlds) -> dict[str, Any]:
         if not len(bounds):
             return {}
         closed = bool(bounds.any())  # episodes are lists, whose ends are known without the flags
-        flags = {name: _flag(fields, name, closed and name != "is_terminal", file) for name in _FLAGS}
-        if flags["is_last"] is None:
-            flags["is_last"] = bounds
-        if flags["is_first"] is None:
-            flags["is_first"] = np.append(True, bounds[:-1])
+        known = {"is_first": np.append(True, bounds[:-1]), "is_last": bounds} if closed else {}
+        flags = {
+            name: known[name] if name in known and name not in fields else _flag(fields, name, file) for name in _FLAGS
+        }
         counts = np.flatnonzero(~flags["is_last"])  # steps whose action means something
-        of = partial(_numbers, file=file)
-        found = {"observation": of(_field(fields, cfg.observation, file), cfg.observation, np.arange(len(bounds)))}
+        whole = _field(fields, cfg.observation, file)
+        found = {"observation": _numbers(whole, cfg.observation, np.arange(len(bounds)), file)}
         for name, key in (("action", cfg.action), ("reward", "reward")):
-            taken = of(_field(fields, key, file).take(counts), key, counts)
-            if isinstance(taken, dict):
-                raise DataError(f"{file}: field {key!r} is {', '.join(taken)}: name one, as {key}.{min(taken)}")
-            found[name] = np.zeros((len(bounds), *taken.shape[1:]), taken.dtype)
-            found[name][counts] = taken
+            found[name] = _taken(_field(fields, key, file), key, counts, file)
         return {**found, **flags, "bound": bounds}
+
+
+def _taken(field: Any, name: str, counts: Array, file: Path) -> Array | None:
+    """Return a field of N steps, `[N, …]`, with zeros in all steps but `counts`; None if there are none."""
+    if not len(counts):
+        return None
+    taken = _numbers(field.take(counts), name, counts, file)
+    if isinstance(taken, dict):
+        raise DataError(f"{file}: field {name!r} is {', '.join(taken)}: name one, as {name}.{min(taken)}")
+    whole = np.zeros((len(field), *taken.shape[1:]), taken.dtype)
+    whole[counts] = taken
+    return whole
 
 
 def _steps(table: Any, file: Path) -> tuple[dict[str, Any], Array]:
@@ -164,13 +176,12 @@ def _field(fields: Mapping[str, Any], name: str, file: Path) -> Any:
     return found
 
 
-def _flag(fields: Mapping[str, Any], name: str, may_lack: bool, file: Path) -> Array | None:
-    if may_lack and name not in fields:
-        return None
-    found = _numbers(_field(fields, name, file), name, None, file)
+def _flag(fields: Mapping[str, Any], name: str, file: Path) -> Array:
+    found: Any = _numbers(_field(fields, name, file), name, None, file)
     if isinstance(found, dict) or found.ndim != 1 or not np.isin(found, (0, 1)).all():
         raise DataError(f"{file}: field {name!r} holds something else than true or false")
-    return found.astype(np.bool_)
+    flags: Array = found.astype(np.bool_)
+    return flags
 
 
 def _numbers(array: Any, name: str, rows: Array | None, file: Path) -> Any:
@@ -179,7 +190,7 @@ def _numbers(array: Any, name: str, rows: Array | None, file: Path) -> Any:
     import pyarrow
     from pyarrow import types
 
-    n, shape = len(array), []
+    n, shape = len(array), list[int]()
     rows = np.arange(n) if rows is None else rows
 
     def check(whole: Any) -> None:

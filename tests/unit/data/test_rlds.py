@@ -60,10 +60,19 @@ def rows(path: Path, content: list[Steps]) -> Path:
 
 
 def shards(path: Path, content: list[Steps]) -> Path:
-    """The first episode is in two files."""
+    """The first episode is in three files, of which one has its last step alone."""
     all_steps = in_a_row(content)
-    for number, part in enumerate((all_steps[:2], all_steps[2:])):
+    for number, part in enumerate((all_steps[:2], all_steps[2:3], all_steps[3:4], all_steps[4:])):
         parquet.write_table(pyarrow.Table.from_pylist(part), path / f"{number}.parquet")
+    return path
+
+
+def fixed(path: Path, content: list[Steps]) -> Path:
+    """Observations are lists of a fixed length."""
+    table = pyarrow.Table.from_pylist(in_a_row(content))
+    two = pyarrow.list_(pyarrow.float32(), 2)
+    place = table.column_names.index("observation")
+    parquet.write_table(table.set_column(place, "observation", table.column(place).cast(two)), path / "a.parquet")
     return path
 
 
@@ -110,7 +119,7 @@ def arrow_file(path: Path, content: list[Steps]) -> Path:
     return path
 
 
-WAYS: list[Write] = [rows, shards, lists, columns, json_list, json_lines, json_files, of_datasets, arrow_file]
+WAYS: list[Write] = [rows, shards, fixed, lists, columns, json_list, json_lines, json_files, of_datasets, arrow_file]
 
 
 def read(path: Path, shows: Any = None, discrete: bool = False, **fields: str) -> EpisodeDataset:
@@ -167,6 +176,7 @@ def test_lists_of_steps_need_no_flags_but_whether_the_last_is_terminal(tmp_path:
 def test_an_episode_of_one_step_has_no_transition(tmp_path: Path) -> None:
     lone = last(9, False, is_first=True)
     assert [len(each) for each in read(rows(tmp_path, [[lone], *episodes(), [lone]])).episodes] == [3, 2]
+    assert read(rows(tmp_path, [[lone]])).episodes == []
 
 
 def test_observations_are_flattened_by_the_environments_space_and_fields_are_named(tmp_path: Path) -> None:
