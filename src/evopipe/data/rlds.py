@@ -205,8 +205,8 @@ def _numbers(array: Any, name: str, rows: Array | None, file: Path) -> Any:
         return {key: _numbers(part, f"{name}.{key}", rows, file) for key, part in parts}
     while hasattr(array, "value_lengths"):
         lengths = array.value_lengths().to_numpy(zero_copy_only=False)
-        unlike = np.flatnonzero(lengths != lengths[0]) if len(lengths) else ()
-        if len(unlike):
+        unlike = np.flatnonzero(lengths != lengths[:1])
+        if unlike.size:
             at = rows[unlike[0] // max(1, int(np.prod(shape)))]
             raise DataError(
                 f"{file}: field {name!r} has {lengths[unlike[0]]} values in step {at}, and {lengths[0]} before"
