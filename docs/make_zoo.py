@@ -103,8 +103,9 @@ def _line(row: ZooRow, over: Over) -> tuple[str, ...]:
     )
     found = answer(row, over)
     return (
-        name, str(over.seeds), score(over.iqm), interval(over.interval), f"{over.steps:,.0f}", f"{over.agent_steps:,.0f}",
-        duration(over.cpu_seconds), published, found if found in ("", "yes") else f"**{found}**",
+        name, str(over.seeds), score(over.iqm), interval(over.interval), f"{over.steps:,.0f}",
+        f"{over.agent_steps:,.0f}", duration(over.cpu_seconds), published,
+        found if found in ("", "yes") else f"**{found}**",
     )  # fmt: skip
 
 

@@ -151,8 +151,9 @@ def test_no_more_steps_than_the_best_published_score_took(
 
 @pytest.mark.parametrize(
     ("size", "strategy", "elites", "own"),
-    [(1, "tournament", (1, 2, 3, 4, 9), 500), (2, "tournament", (1, 2, 3, 4, 9), 250), (1, "random", (1, 2, 3, 4, 4), 400),
-     (1, "random", (1, 2, 3, 4, 9), 100), (1, "random", (1, 2, 1, 2, 2), 400), (1, "random", (7, 7, 7, 7, 7), 100)],
+    [(1, "tournament", (1, 2, 3, 4, 9), 500), (2, "tournament", (1, 2, 3, 4, 9), 250),
+     (1, "random", (1, 2, 3, 4, 4), 400), (1, "random", (1, 2, 3, 4, 9), 100),
+     (1, "random", (1, 2, 1, 2, 2), 400), (1, "random", (7, 7, 7, 7, 7), 100)],
 )  # fmt: skip
 def test_the_steps_of_the_elite_itself(size: int, strategy: str, elites: tuple[float, ...], own: int) -> None:
     """A generation has 100 steps, a trial lives 400; what comes after the elite was found is none of its steps."""
