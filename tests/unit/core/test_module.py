@@ -41,6 +41,7 @@ from evopipe.problems.env import begin
 from evopipe.problems.specs import make_spec
 from evopipe.regimes.rollouts import learn_from_rollout
 from evopipe.run.spec import first_members
+from evopipe.schema.evolution import ArchitectureBounds
 from evopipe.schema.write import dump_yaml
 from populations import batch_for, rollout_for, same, update
 
@@ -202,6 +203,15 @@ def test_what_cannot_mutate_is_passed_over_and_never_recorded() -> None:
     (member,), _ = first_members(flat, 1)
     cfg = p.mutation.model_validate({"probabilities": {**chances, "parameters": 1e6, "rl_hp": 1e-6}})
     assert mutate(cfg, flat.traits, member, np.random.default_rng(0))[1].kind == "rl_hp"
+
+
+def test_arguments_in_another_order_are_no_change() -> None:
+    """And what was changed is equal to what was so from the start: they are computed together."""
+    arch = Module.start("nets_for_tests:Turning", {"outer": 8, "hidden": 16}, "x")
+    (option,) = arch.options(ArchitectureBounds(), ())
+    assert option[:2] == ("wider", "wider")
+    assert option[-1] == Module.start("nets_for_tests:Turning", {"outer": 8, "hidden": 24}, "x")
+    assert option[2:4] == ("nets_for_tests:Turning hidden=16 outer=8", "nets_for_tests:Turning hidden=24 outer=8")
 
 
 def test_a_class_may_offer_mutations() -> None:
