@@ -619,6 +619,7 @@ def test_a_batch_larger_than_what_a_generation_leaves_of_a_rollout_is_remarked_u
                 "own last steps alone"
             ],
         ),
+        ({"replay": {"n_step": 2}}, ["train.replay.n_step: not used, ppo learns from its own last steps alone"]),
         ({"replay": {"capacity": 50, "sharing": "own"}}, []),
     ],
 )

@@ -17,7 +17,7 @@ from torch import Tensor
 from evopipe import algos, rng
 from evopipe.agents import records
 from evopipe.agents.ahead import Ahead
-from evopipe.agents.blocking import Processes
+from evopipe.agents.blocking import IdleThreads, Processes
 from evopipe.agents.engine import FAILED, Cancelled, Done, EpisodeJob, Outside, RolloutEngine
 from evopipe.agents.learned import TokenValues, first_of, token_values
 from evopipe.agents.model import Limits, Reply, Request, Sampled, Tokens
@@ -133,7 +133,7 @@ class Rounds:
             )
         self.make, self.tasks, self.held, self.folder, self.outside = make, tasks, held, folder, outside
         self.tokens = Tokens(spec.base)
-        self.processes = Processes(min(agents.workers, available_cpus()))
+        self.processes, self.idle = Processes(min(agents.workers, available_cpus())), IdleThreads()
         self.cohorts: Sequence[Cohort] = []
         self.redraws = redraws_of(spec)
         self.measures = Measures(clock.members, (*MEASURED, *(["redrawn"] if self.redraws else [])))
@@ -198,8 +198,9 @@ class Rounds:
                 return _decode(self.spec, cohorts, purpose, when, wave)
 
         engine = RolloutEngine(
-            self.make, self.tokens, self.limits, decoder, self.agents, self.processes, outside=self.outside
-        )
+            self.make, self.tokens, self.limits, decoder, self.agents, self.processes, outside=self.outside,
+            idle=self.idle,
+        )  # fmt: skip
         try:
             return engine.run(jobs, stopped)
         except Cancelled:
@@ -569,6 +570,7 @@ class Rounds:
     def close(self) -> None:
         self._ahead.drop()
         self.processes.close()
+        self.idle.close()
         if self.outside is not None:
             self.outside.close()
 
