@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -9,6 +12,7 @@ import pytest
 
 from evopipe.agents import adapters
 from evopipe.agents.adapters.text_spaces import TextSpaces
+from evopipe.agents.adapters.textarena import ArenaGame
 from evopipe.errors import ParamsError
 
 
@@ -53,3 +57,37 @@ def test_an_episode_of_texts_is_over_where_it_ends_and_where_it_is_cut(action: s
     env = TextSpaces(Ends, task={"seed": 7, "options": {"a": 1}})
     assert env.reset() == ("7 {'a': 1}", {})
     assert env.step(action) == (action, 0.5, over, {"said": action, "legal": True})
+
+
+class Dice:
+    """A game as textarena has them, that throws a die at every move, and is over after the third."""
+
+    def reset(self, num_players: int, seed: int) -> None:
+        self.shown, self.moves = random.randrange(10**6), 0
+
+    def get_observation(self) -> tuple[int, int]:
+        return 0, self.shown
+
+    def step(self, action: str) -> tuple[bool, dict[str, Any]]:
+        self.moves, self.shown = self.moves + 1, random.randrange(10**6)
+        return self.moves == 3, {"move": action}
+
+    def close(self) -> tuple[dict[int, float], dict[int, dict[str, Any]]]:
+        return {0: self.shown / 10}, {0: {"reason": "over"}}
+
+
+def test_a_game_draws_on_from_its_own_seed_whoever_plays_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "textarena", SimpleNamespace(make=lambda game, **given: Dice()))
+    own = random.Random(7)
+    thrown = [own.randrange(10**6) for _ in range(4)]
+    assert len({*thrown}) == 4
+    random.seed(3)
+    before = random.getstate()
+    game, beside = (ArenaGame("Dice", task={"seed": seed}) for seed in (7, 8))
+    assert game.reset() == (str(thrown[0]), {})
+    beside.reset()
+    for move in (1, 2):
+        assert game.step(move) == (str(thrown[move]), 0.0, False, {"move": str(move)})
+        beside.step(move)
+    assert game.step("x") == ("", thrown[3] / 10, True, {"move": "x", "reason": "over"})
+    assert random.getstate() == before
