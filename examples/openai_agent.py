@@ -37,6 +37,7 @@ def make(config: Any) -> evopipe.AgentTrainer:
         "actor_rollout_ref.actor.ppo_epochs=3", "actor_rollout_ref.actor.entropy_coeff=0.02",
         "actor_rollout_ref.actor.use_kl_loss=false", "trainer.total_training_steps=120", "trainer.test_freq=60",
         "agents.advantage=turn", "agents.gamma=0.0", "train.eval_episodes=32",
+        "agents.at_once=16",  # the client looks at each of its connections at each request
     ]  # fmt: skip
     train, held = [t for i, t in enumerate(tasks) if i % 7], tasks[::7]
     return evopipe.AgentTrainer(

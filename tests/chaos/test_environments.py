@@ -66,6 +66,7 @@ def test_never_finite_again(tmp_path: Path, how: str) -> None:
     assert "goes on at step" in answer.err
 
 
+@pytest.mark.thorough
 def test_not_finite_in_evaluation_only(tmp_path: Path) -> None:
     """Training ends before any of its environments breaks; the evaluation's break."""
     trigger = tmp_path / "trigger"
@@ -106,6 +107,7 @@ def test_now_and_then_not_finite(tmp_path: Path) -> None:
     assert "nan" not in "".join(rows)
 
 
+@pytest.mark.thorough
 def test_all_members_diverge(tmp_path: Path) -> None:
     """Rewards whose squares overflow: the loss of every member is infinite, generation after generation."""
     trigger = tmp_path / "trigger"

@@ -69,6 +69,7 @@ def test_of_ended_episodes_k_of_k_plus_1_rows_are_relabelled_and_true(sharing: s
 
 
 @pytest.mark.parametrize("ticks", [7, 85])
+@pytest.mark.thorough
 def test_a_restored_run_continues_bit_for_bit(ticks: int) -> None:
     """In the middle of episodes, in the second generation after the ring went round."""
     params = small({"capacity": 300})
@@ -111,6 +112,21 @@ def test_members_that_wait_and_members_that_are_renewed_keep_no_others_episodes(
         assert np.array_equal(hindsight._length[:3], length[:3])
         advance(run, 30)
         assert (run.regime.replay.size > 3 * 30).all()
+
+
+def test_episodes_that_cannot_be_brought_back_are_not_told_again() -> None:
+    """Of two environments that are elsewhere than they were what was recorded is gone, of the others nothing is."""
+    with begun(small()) as whole, begun(small()) as resumed:
+        advance(whole, 4)
+        before = whole.regime._hindsight._length.copy()
+        assert (before > 0).all()
+        tensors, meta = whole.state()
+        tensors = {n: t.clone() for n, t in tensors.items()}
+        tensors["pool.obs"][[1, 4]] += 1.0  # no episode of these seeds and actions leads there
+        assert resumed.restore(tensors, json.loads(json.dumps(meta))) == 2
+        before[[1, 4]] = 0
+        assert resumed.regime._hindsight._length.tolist() == before.tolist()
+        assert resumed.regime.world.pool.episode_length.tolist() == before.tolist()
 
 
 def test_environments_that_are_made_anew_go_on_with_no_episode_of_before() -> None:

@@ -152,6 +152,7 @@ def test_a_budget_counts_the_steps_of_evaluations(run: Callable[..., Any]) -> No
     assert clock.spent == 200 + clock.eval_steps >= 230
 
 
+@pytest.mark.thorough
 def test_who_ended_no_episode_is_evaluated(run: Callable[..., Any]) -> None:
     p = populations.problem(
         "Pendulum-v1", "sac", search=TRAINING, train={"evo_steps": 400, "max_steps": 800, "target": FAR}

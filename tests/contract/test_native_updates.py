@@ -154,6 +154,25 @@ def test_an_update_is_torchs(case: str, monkeypatch: pytest.MonkeyPatch) -> None
         assert (ours - theirs).abs().max() <= 2e-5 * theirs.abs().max()
 
 
+def test_where_no_action_is_legal_the_policy_learns_nothing_and_critics_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a step, and after another one, whose end is none: all actions count alike there, as torch has it."""
+    taken, it, found = counted(monkeypatch), Case("sac:masked"), []
+    batch = it.batch(0)
+    assert batch.legal is not None
+    assert batch.next_legal is not None
+    batch.legal[:, 2], batch.next_legal[:, 4], batch.discount[:, 4] = False, False, 0.9
+    for kernels in (build.load(), None):
+        build.use(kernels)
+        cohort = it.cohort()
+        learned = it.given.update(cohort, batch, 0, 0)
+        assert learned.errors is not None
+        errors = torch.where(batch.weight > 0, learned.errors.abs(), 0.0)
+        found.append((learned.losses.detach(), errors, *cohort.tensors()))
+    assert taken == [True]
+    for ours, theirs in zip(*found, strict=True):
+        assert (ours - theirs).abs().max() <= 2e-5 * theirs.abs().max()
+
+
 EVOLVED: dict[str, dict[str, tuple[float, ...]]] = {
     case: {"target_noise": (0.0, 0.7, 2.0), "target_clip": (0.5, 0.05, 1.5)}
     for case in ("td3", "td3bc", "matd3:continuous:group")
@@ -280,6 +299,57 @@ def test_a_loss_that_is_no_number_freezes_its_member_alone(case: str) -> None:
         first = 2 * (len(at) // P)
         assert torch.equal(at[:first], alone[:first])
         assert torch.equal(at[first:], was[first:])
+
+
+@pytest.mark.parametrize("case", ["td3bc", "sac:continuous", "maddpg:discrete:group"])
+def test_a_loss_that_overflows_freezes_its_member_though_its_gradient_does_not(case: str) -> None:
+    """The square of what one transition pays is no float, the number itself is."""
+    it, batch = Case(case), Case(case).batch(0)
+    batch.reward[1, 0], batch.discount[1, 0], batch.weight[1, 0] = 2e19, 0.0, 0.01
+    for kernels in (build.load(), None):
+        build.use(kernels)
+        assert it.given.update(it.cohort(), batch, 0, 0).healthy.tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("case", ["maddpg:discrete:group", "matd3:masked"])
+def test_a_target_that_acts_and_is_no_number_freezes_its_member(case: str) -> None:
+    for kernels in (build.load(), None):
+        build.use(kernels)
+        it = Case(case)
+        cohort = it.cohort()
+        target = cohort.state.actor_target
+        target.values[target.values.shape[0] // P, :] = torch.nan  # the first of the second member's networks
+        assert it.given.update(cohort, it.batch(0), 0, 0).healthy.tolist() == [True, False, True]
+
+
+def test_a_temperature_that_is_not_learned_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = counted(monkeypatch)
+    monkeypatch.setitem(CASES, "constant", ("sac", "continuous", False, {"learn_alpha": False}))
+    it, states = Case("constant"), []
+    for kernels in (build.load(), None):
+        build.use(kernels)
+        cohort = it.cohort()
+        it.learn(cohort)
+        assert torch.equal(cohort.state.log_alpha, it.cohort().state.log_alpha)
+        states.append(cohort.tensors())
+    assert taken == [True] * len(it.turns())
+    for ours, theirs in zip(*states, strict=True):
+        assert (ours - theirs).abs().max() <= 2e-5 * theirs.abs().max()
+
+
+def test_an_agent_without_a_legal_action_is_as_in_torch() -> None:
+    it, found = Case("maddpg:masked"), []
+    batch = it.batch(0)
+    assert batch.legal is not None
+    assert batch.next_legal is not None
+    batch.legal[:, 2, 0], batch.next_legal[:, 4, 1] = False, False
+    for kernels in (build.load(), None):
+        build.use(kernels)
+        cohort = it.cohort()
+        learned = it.given.update(cohort, batch, 0, 0)
+        found.append((learned.losses.detach(), learned.healthy.float(), *cohort.tensors()))
+    for ours, theirs in zip(*found, strict=True):
+        assert (ours - theirs).abs().max() <= 2e-5 * theirs.abs().max()
 
 
 @pytest.mark.parametrize("n", [1, 7, 8, 10_001])

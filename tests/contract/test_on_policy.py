@@ -422,6 +422,7 @@ def test_members_of_unlike_learn_steps_learn_each_at_their_own(algo: str, run: C
 
 @each_algorithm
 @pytest.mark.parametrize("kind", ["mlp", "lstm"])
+@pytest.mark.thorough
 def test_members_of_unlike_batch_sizes_and_epochs_learn_as_each_would_alone(algo: str, kind: str) -> None:
     config = {"network": {"encoder": [16], "latent": 16, "encoder_kind": kind}, "max_seq_len": 5, "batch_size": 15}
     p = populations.problem(algo=algo, cohorts="merged", config=config)
@@ -618,6 +619,7 @@ def test_a_batch_larger_than_what_a_generation_leaves_of_a_rollout_is_remarked_u
                 "own last steps alone"
             ],
         ),
+        ({"replay": {"n_step": 2}}, ["train.replay.n_step: not used, ppo learns from its own last steps alone"]),
         ({"replay": {"capacity": 50, "sharing": "own"}}, []),
     ],
 )

@@ -91,6 +91,7 @@ def by_calls(loop: Any, most: int = MANY, ticks: int = MANY) -> int:
 
 
 @pytest.mark.parametrize("name", JOBS)
+@pytest.mark.thorough
 def test_a_run_has_the_bits_of_one_by_ticks(name: str, run: Callable[..., Any]) -> None:
     p = problem(JOBS[name][0], **JOBS[name][1])
     together, apart = run(p, 3), run(p, 3)

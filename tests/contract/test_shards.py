@@ -260,6 +260,7 @@ def drawn_search(seed: int) -> tuple[EnvSpec, int]:
 
 
 @pytest.mark.parametrize("fitness", ["evaluation", "training"])
+@pytest.mark.thorough
 def test_a_short_search_in_shards_is_that_of_one_process_and_goes_on_so_after_deaths_and_restores(
     fitness: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -480,6 +481,7 @@ class Elsewhere:
 
 
 @pytest.mark.parametrize("closed", [2, 1, 0])
+@pytest.mark.thorough
 def test_what_shards_exchange_is_told_by_generations_since_the_run_went_on(closed: int) -> None:
     """Of three, so many were closed before the run was saved and restored."""
     p = problem(train={"evo_steps": 20, "max_steps": 60})
@@ -619,6 +621,7 @@ def test_shards_end_with_their_run() -> None:
     assert closed == [0, 1]
 
 
+@pytest.mark.thorough
 def test_deaths_of_a_shard_are_counted_by_generation() -> None:
     run = sharded(problem(train={"evo_steps": 20, "max_steps": 120}), 2, Deadly, deaths=())
     engine = run.regime.engine  # type: ignore[attr-defined]
@@ -992,6 +995,7 @@ def test_what_was_broken_before_it_was_mended_counts_no_more_in_any_shard() -> N
     assert 0 < whole.clock.broken_here < whole.clock.broken
 
 
+@pytest.mark.thorough
 def test_where_all_diverge_every_shards_priorities_go_with_them() -> None:
     replay = {"capacity": 200, "sharing": "own", "prioritised": True}
     p = problem(train={"learning_delay": 0, "evo_steps": 80, "max_steps": 160, "replay": replay})

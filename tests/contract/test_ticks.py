@@ -225,6 +225,7 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(name: str, at: int, run:
 
 @pytest.mark.parametrize("backend", ["c", "sync"])
 @pytest.mark.parametrize("more", [{}, replay(**SHARED, **SURPRISED)], ids=["own", "shared"])
+@pytest.mark.thorough
 def test_members_that_wait_come_back_to_the_same_bits(
     backend: str, more: dict[str, Any], run: Callable[..., Any]
 ) -> None:

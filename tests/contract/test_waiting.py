@@ -11,6 +11,7 @@ import pytest
 
 import populations
 import rota
+from evopipe import rng
 from evopipe.native import build
 from evopipe.run.outs import write_results
 from evopipe.searchers.history import origins
@@ -41,6 +42,23 @@ def test_a_member_that_waited_has_the_bits_of_one_that_never_did(algo: str, run:
     assert waiting.clock.env_steps == lived * 100, "environments of those who wait take no step"
 
 
+@pytest.mark.parametrize(("slot", "of", "anew"), [(0, 1, True), (1, 0, False)])
+def test_a_child_draws_anew_where_it_is_younger_than_who_was_there(
+    slot: int, of: int, anew: bool, run: Callable[..., Any]
+) -> None:
+    """The draws of a step would come again: a child of one generation in the place of a member of two gets a key."""
+    quick = {"learning_delay": 10**6, "eval_steps": 5}
+    loop = run(problem("dqn", ((0, 1), (0,), (0, 1)), births=[(2, slot, of)], train=quick), 2)
+    keys = [member.key for member in loop.members]
+    while loop.clock.generation < 2:
+        go_on(loop)
+    fresh = int(rng.member_keys(loop.spec.seed, [2])[0])
+    assert [member.key for member in loop.members] == [fresh if anew and s == slot else keys[s] for s in (0, 1)]
+    assert loop.ages == [25 * (1 if anew else 2)] * 2
+    assert loop.trials == 2 + anew
+
+
+@pytest.mark.thorough
 def test_how_far_a_run_is_and_how_long_members_lived_is_told_by_the_steps_of_those_who_lived(
     run: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -63,7 +81,9 @@ def test_how_far_a_run_is_and_how_long_members_lived_is_told_by_the_steps_of_tho
     assert waiting.lived == {"shortest_life": 100, "longest_life": 300}
     assert waiting.champion is not None
     write_results(waiting, waiting.champion, {"policy": {}}, tmp_path)
-    steps = read_json(tmp_path / "reports/train.json")["steps"]
+    summary = read_json(tmp_path / "reports/train.json")
+    steps, scores = summary["steps"], [member.fitness for member in waiting.lineage[-1].members]
+    assert [summary["best_fitness"], summary["mean_fitness"]] == pytest.approx([max(scores), sum(scores) / 2])
     evaluated = waiting.clock.eval_steps
     assert steps == {
         "shortest_life": 100, "longest_life": 300, "training": lived[-1], "evaluation": evaluated,
@@ -154,6 +174,7 @@ def test_a_child_that_waits_after_its_birth_is_told_with_its_mutation_when_it_ha
     assert found[3, 0].parent == (2, 0)
 
 
+@pytest.mark.thorough
 def test_a_child_is_told_with_its_mutation_once_though_others_live_after_it(run: Callable[..., Any]) -> None:
     """Members of unlike ages live one after another: whoever lived before the last ones has lived too."""
     p = problem("dqn", ((0, 1), (0,), (0, 1), (0, 1)), ((2, 0, 0),))

@@ -91,6 +91,7 @@ def test_every_example_is_short_on_the_page_and_has_a_test(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("name", IN_PROCESS)
+@pytest.mark.thorough
 def test_an_example_in_this_process(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -129,6 +129,7 @@ TEXT = {
 
 
 @pytest.mark.parametrize("kind", TEXT)
+@pytest.mark.thorough
 def test_a_new_project_of_a_language_model(kind: Any, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     example = {"language": "my_task:Backwards", "agent": "my_agent:make"}[kind]
@@ -199,6 +200,7 @@ def test_a_project_of_a_language_model_learns(kind: Any, tmp_path: Path) -> None
 # --- where it is put --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_an_empty_folder_will_do_and_a_full_one_will_not(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "full").mkdir()

@@ -72,6 +72,7 @@ def played(actor: Any, seed: int) -> tuple[float, int]:
     return total, length
 
 
+@pytest.mark.thorough
 def test_every_episode_that_was_written_is_its_own_members(folder: Path) -> None:
     """By the policies that are loaded by number, and by the exported one."""
     found: dict[str, list[Any]] = {}

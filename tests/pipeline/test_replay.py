@@ -93,6 +93,7 @@ def test_a_replay_goes_through_the_values_of_the_elites_line_at_its_steps(replay
         assert own[-1].members[0].arch.to_json() == last["arch"]
 
 
+@pytest.mark.thorough
 def test_its_scores_are_held_out_ones_of_other_seeds(replayed: Path) -> None:
     found = told(replayed)
     assert [each["seed"] for each in found["replays"]] == [2, 3]
@@ -107,6 +108,7 @@ def test_its_scores_are_held_out_ones_of_other_seeds(replayed: Path) -> None:
     assert means[0] != means[1], "other seeds live otherwise"
 
 
+@pytest.mark.thorough
 def test_what_was_trained_is_not_trained_again(replayed: Path) -> None:
     before, written = told(replayed), (replayed / "reports/replay.json").read_bytes()
     done = call(replayed, "replay", "models/elite", "--seeds", "2")

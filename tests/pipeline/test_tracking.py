@@ -79,6 +79,7 @@ def test_every_stage_adds_what_it_wrote_to_its_trainings_record(tmp_path: Path, 
     assert deliveries(started, 2)
 
 
+@pytest.mark.thorough
 def test_a_run_from_python_is_recorded_whole(tmp_path: Path, started: Path) -> None:
     evopipe.train(tiny.params(TRACKED), folder=tmp_path / "run")
     assert set(recorded(tmp_path / "run").files) == set(FILES)

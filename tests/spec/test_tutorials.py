@@ -157,6 +157,7 @@ def test_networks(script: Any) -> None:
 
 
 @of("networks")
+@pytest.mark.thorough
 def test_networks_that_normalise_observations(script: Any) -> None:
     pop = checked(script.simba(**SMALL, max_steps=80, evo_steps=40, learning_delay=20), 2)
     assert all(agent.member.arch.to_json()["kind"] == "simba" for agent in pop)

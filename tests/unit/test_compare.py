@@ -305,6 +305,81 @@ def test_curves_and_parallel_coordinates_are_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "parallel.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_axes_change_their_kind_where_they_should() -> None:
+    """Logarithms beyond a factor of 20, every value up to eight of them, names in their order."""
+    assert scaled([1.0, 20.0, 10.5])[0].tolist() == [0.0, 1.0, 0.5]
+    assert scaled([1.0, 25.0, 5.0])[0].tolist() == pytest.approx([0.0, 1.0, 0.5])
+    assert scaled([0.0, 100.0, 50.0])[0].tolist() == [0.0, 1.0, 0.5], "0 has no logarithm"
+    assert scaled([*range(8)])[1] == [(place / 7, str(place)) for place in range(8)]
+    assert scaled([*range(1, 10)])[1] == [(0.0, "1.0"), (1.0, "9.0")]
+    names = [f"{letter} {letter}{'z' * 30}" for letter in "fbhdagce"]
+    places, labels = scaled(names)
+    assert places.tolist() == pytest.approx(["abcdefgh".index(name[0]) / 7 for name in names])
+    assert labels[2] == (pytest.approx(2 / 7), "c [...]")
+    assert scaled(["one", "one"])[0].tolist() == [0.0, 0.0]
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Every figure that is written, as matplotlib has it."""
+    from matplotlib.figure import Figure
+
+    found: list[Any] = []
+    plain = Figure.savefig
+
+    def kept(figure: Any, *args: Any, **kwargs: Any) -> Any:
+        found.append(figure)
+        return plain(figure, *args, **kwargs)
+
+    monkeypatch.setattr(Figure, "savefig", kept)
+    return found
+
+
+@pytest.mark.thorough
+def test_curves_are_means_over_runs_with_the_ends_of_their_bands(tmp_path: Path, figures: list[Any]) -> None:
+    """Of two runs a quarter of the resamples takes the lower one twice: the band's ends are the runs."""
+    for seed, elite in enumerate(([0.0, 5.0], [2.0, 9.0])):
+        write_curve(write_run(tmp_path / f"a{seed}", seed, 30.0 + seed, 0.1), [100, 200], elite)
+    write_curve(write_run(tmp_path / "b", 7, 10.0, 0.2), [50, 150, 250], [1.0, 2.0, 3.0])
+    rows, _ = compare([str(tmp_path / name) for name in ("a0", "b", "a1")])
+    draw_curves(rows, tmp_path / "x.png")
+    (figure,) = figures
+    expected = [([[110.0, 1.0], [220.0, 7.0]], [[60.0, 1.0], [170.0, 2.0], [280.0, 3.0]]),
+                ([[2.0, 1.0], [4.0, 7.0]], [[2.0, 1.0], [4.0, 2.0], [6.0, 3.0]])]  # fmt: skip
+    assert [tuple(line.get_xydata().tolist() for line in axes.lines) for axes in figure.axes] == expected
+    assert [axes.get_xlabel() for axes in figure.axes] == ["environment steps, evaluation too", "seconds"]
+    assert figure.axes[0].get_ylabel() == "the elite's fitness"
+    words = ["algos.a.lr=0.1 (2 seeds)", "algos.a.lr=0.2 (7 episodes of seed 7)"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == words
+    for axes, (first, last) in zip(figure.axes, ((110.0, 220.0), (2.0, 4.0)), strict=True):
+        colours = [line.get_color() for line in axes.lines]
+        assert len({*colours}) == 2
+        (band,) = axes.collections  # of the configuration with two runs
+        assert band.get_facecolor()[0][:3] == pytest.approx([int(colours[0][i : i + 2], 16) / 255 for i in (1, 3, 5)])
+        corners = {(float(x), float(y)) for x, y in band.get_paths()[0].vertices}
+        assert corners == {(first, 0.0), (first, 2.0), (last, 5.0), (last, 9.0)}
+
+
+@pytest.mark.thorough
+def test_lines_of_parallel_coordinates_go_through_a_runs_values_to_its_score(
+    tmp_path: Path, figures: list[Any]
+) -> None:
+    """The best is drawn last, on top of the others."""
+    for name, seed, mean, lr, size in (("a", 1, 4.0, 0.1, 64), ("b", 2, 8.0, 0.1, 64), ("c", 1, 0.0, 0.3, 32)):
+        write_run(tmp_path / name, seed, mean, lr, batch_size=size)
+    rows, _ = compare([str(tmp_path / name) for name in "abc"])
+    draw_parallel(rows, tmp_path / "x.png")
+    ((axes,),) = (figure.axes for figure in figures)
+    lines = [line for line in axes.lines if len(line.get_xdata()) == 3]
+    assert [[float(y) for y in line.get_ydata()] for line in lines] == [[1, 0, 0], [0, 1, 0.5], [0, 1, 1]]
+    assert len({str(line.get_color()) for line in lines}) == 3
+    assert [label.get_text() for label in axes.get_xticklabels()] == [
+        "algos.a.lr", "algos.a.batch_size", "held-out return"
+    ]  # fmt: skip
+    shown = [(note.get_text(), *map(float, note.xy)) for note in axes.texts]
+    assert shown == [("0.1", 0, 0), ("0.3", 0, 1), ("32", 1, 0), ("64", 1, 1), ("0", 2, 0), ("4", 2, 0.5), ("8", 2, 1)]
+
+
 @pytest.mark.thorough
 def test_curves_of_an_experiment_come_from_the_cache_of_dvc(tmp_path: Path) -> None:
     """As in a project, where git has scores and dvc.lock, and DVC the curves."""

@@ -15,6 +15,7 @@ import pickle
 import queue
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, Literal
@@ -221,15 +222,45 @@ def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None, u
         future.set_exception(error)
 
 
-class Threads:
-    """A pool of threads for up to `most` blocking calls at a time. A call that exceeds its time limit keeps its thread,
-    and a new thread replaces that one in the pool. `processes` is the pool of processes for calls that run in a
-    process."""
+class IdleThreads:
+    """Threads that wait for their next call. Rounds of episodes share them, one after another or beside each other:
+    to start a thread takes about a millisecond, and more where other threads compute."""
 
-    def __init__(self, most: int, processes: Processes) -> None:
+    def __init__(self) -> None:
+        self._idle: deque[_Worker] = deque()
+        self._closed = False
+
+    def take(self) -> _Worker:
+        """Return a thread that waits, or a new one."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return _Worker()
+
+    def give(self, worker: _Worker) -> None:
+        """Keep a thread for the next call; after `close`, end it."""
+        self._idle.append(worker)
+        if self._closed:
+            worker.calls.put(None)
+
+    def close(self) -> None:
+        """End all threads that wait."""
+        self._closed = True
+        ending = [*self._idle]
+        self._idle.clear()
+        for worker in ending:
+            worker.calls.put(None)
+        for worker in ending:
+            worker.thread.join()
+
+
+class Threads:
+    """Up to `most` blocking calls at a time, in threads. A call that exceeds its time limit keeps its thread. `idle`
+    has the threads that wait, and `processes` is the pool of processes for calls that run in a process."""
+
+    def __init__(self, most: int, idle: IdleThreads, processes: Processes) -> None:
         self._slots, self._turns = asyncio.Semaphore(most), asyncio.Semaphore(processes.most)
-        self._idle: list[_Worker] = []
-        self._processes = processes
+        self._idle, self._processes = idle, processes
 
     async def call(
         self, function: Callable[..., Any], *args: Any, blocking: Blocking, seconds: float | None,
@@ -261,7 +292,7 @@ class Threads:
             async with self._turns:
                 return await self._apart(packed(function, args), seconds)
         async with self._slots:
-            worker = self._idle.pop() if self._idle else _Worker()
+            worker = self._idle.take()
             future = asyncio.get_running_loop().create_future()
             worker.calls.put((asyncio.get_running_loop(), future, function, args, undo))
             try:
@@ -272,7 +303,7 @@ class Threads:
                     raise
             finally:
                 if future.done():
-                    self._idle.append(worker)
+                    self._idle.give(worker)
                 else:
                     future.cancel()
                     worker.calls.put(None)  # it ends when the call does
@@ -293,9 +324,3 @@ class Threads:
         if error is not None:
             raise error
         return found
-
-    def close(self) -> None:
-        while self._idle:
-            worker = self._idle.pop()
-            worker.calls.put(None)
-            worker.thread.join()

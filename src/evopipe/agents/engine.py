@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
-from evopipe.agents.blocking import Processes, Threads, here
+from evopipe.agents.blocking import IdleThreads, Processes, Threads, here
 from evopipe.agents.model import Limits, Model, Reply, Request, Sampled, Tokens, back_off
 from evopipe.agents.settings import Agents
 from evopipe.agents.tasks import alone, stop, task_of
@@ -158,6 +158,7 @@ class RolloutEngine:
         agents: the settings: how many episodes run at once, and the time limits.
         processes: the pool of processes for blocking code; None for one process for each CPU. The caller closes a pool
             that it passes.
+        idle: threads for blocking code, which the caller closes; None for threads that end with each `run`.
         grace: seconds that cancelled code has to end by itself.
         outside: the server for agents that call the model over HTTP; None if there are no such agents.
     """
@@ -165,12 +166,13 @@ class RolloutEngine:
     def __init__(
         self, make: Callable[..., Workflow], tokens: Tokens, limits: Limits,
         decode: Callable[[Sequence[Request]], Sequence[Reply]], agents: Agents, processes: Processes | None = None,
-        grace: float = 5.0, outside: Outside | None = None,
+        grace: float = 5.0, outside: Outside | None = None, idle: IdleThreads | None = None,
     ) -> None:  # fmt: skip
         self.make, self.tokens, self.limits, self.decode = make, tokens, limits, decode
         self.agents, self.grace, self.outside = agents, grace, outside
-        self.processes = processes or Processes(available_cpus())
+        self.processes, self.idle = processes or Processes(available_cpus()), idle
         self.waves = 0
+        self.late = 0  # episodes without which a batch began, for they asked nothing in time; the most of any batch
         self.blocked = 0.0  # seconds in which an episode's coroutine held all others up
         self.overdue: float | None = None  # when users' code that holds the loop now will have taken too long
         self.stopping: float | None = None  # when it was seen that the caller asked to stop
@@ -200,7 +202,8 @@ class RolloutEngine:
             return await self._played()
 
     async def _played(self) -> list[Done]:
-        self.changed, self.threads = asyncio.Event(), Threads(self.agents.workers, self.processes)
+        idle = self.idle or IdleThreads()
+        self.changed, self.threads = asyncio.Event(), Threads(self.agents.workers, idle, self.processes)
         self.lock = asyncio.Lock()  # of environments that are not to run beside each other
         try:
             self._admit()
@@ -213,7 +216,8 @@ class RolloutEngine:
             for task in self.live.values():
                 task.cancel()
             await asyncio.gather(*self.live.values(), return_exceptions=True)
-            self.threads.close()
+            if self.idle is None:
+                idle.close()
         if len(self.done) < len(self.jobs):  # who was asked to stop begins no episode
             raise Cancelled
         return [self.done[i] for i in range(len(self.jobs))]
@@ -246,8 +250,9 @@ class RolloutEngine:
         until = loop.time() + self.agents.wave_seconds
         for _ in range(_ROUNDS):
             await asyncio.sleep(0)
-        while any(not self.waiting[i] or self.runners[i].running for i in self.live):
+        while away := sum(not self.waiting[i] or self.runners[i].running for i in self.live):
             if not await self._change(until):
+                self.late = max(self.late, away)
                 break
             self._admit()
             for _ in range(_ROUNDS):

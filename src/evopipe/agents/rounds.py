@@ -17,7 +17,7 @@ from torch import Tensor
 from evopipe import algos, rng
 from evopipe.agents import records
 from evopipe.agents.ahead import Ahead
-from evopipe.agents.blocking import Processes
+from evopipe.agents.blocking import IdleThreads, Processes
 from evopipe.agents.engine import FAILED, Cancelled, Done, EpisodeJob, Outside, RolloutEngine
 from evopipe.agents.learned import TokenValues, first_of, token_values
 from evopipe.agents.model import Limits, Reply, Request, Sampled, Tokens
@@ -133,7 +133,7 @@ class Rounds:
             )
         self.make, self.tasks, self.held, self.folder, self.outside = make, tasks, held, folder, outside
         self.tokens = Tokens(spec.base)
-        self.processes = Processes(min(agents.workers, available_cpus()))
+        self.processes, self.idle = Processes(min(agents.workers, available_cpus())), IdleThreads()
         self.cohorts: Sequence[Cohort] = []
         self.redraws = redraws_of(spec)
         self.measures = Measures(clock.members, (*MEASURED, *(["redrawn"] if self.redraws else [])))
@@ -147,7 +147,7 @@ class Rounds:
         self._ahead = Ahead(self._played, spec.algo.POLICY)
         self.seen: Sequence[Done] = ()  # the episodes of the last validation
         self.said: list[str] = []  # to be told
-        self._warned = False
+        self._warned = self._told_late = False
         self.last: dict[str, Any] = {}  # of the first member's last validation, its episodes' own metrics too
 
     def first(self, member: Member) -> Member:
@@ -198,12 +198,15 @@ class Rounds:
                 return _decode(self.spec, cohorts, purpose, when, wave)
 
         engine = RolloutEngine(
-            self.make, self.tokens, self.limits, decoder, self.agents, self.processes, outside=self.outside
-        )
+            self.make, self.tokens, self.limits, decoder, self.agents, self.processes, outside=self.outside,
+            idle=self.idle,
+        )  # fmt: skip
         try:
             return engine.run(jobs, stopped)
         except Cancelled:
             raise Stopped from None
+        finally:
+            self._tell_late(engine.late)
 
     @property
     def limits(self) -> Limits:
@@ -281,6 +284,19 @@ class Rounds:
         self.write(f"train-{number:06d}", done if whole else sample, values)
         if not whole:
             records.thin(self.folder, number, self.agents.sampled_rounds)
+
+    def _tell_late(self, late: int) -> None:
+        """Take note of episodes without which a batch of completions began, once."""
+        if not late or self._told_late:
+            return
+        self._told_late = True
+        text = (
+            f"{late} episodes asked for no completion in agents.wave_seconds ({self.agents.wave_seconds:g} s); the "
+            "others went on without them, and results are not reproducible bit by bit"
+        )
+        if self.outside is not None:
+            text += ": a client with fewer connections than agents.at_once makes every batch wait so; lower the latter"
+        self.said.append(text)
 
     def _warn(self, done: Sequence[Done]) -> None:
         """Take note of rounds that teach nothing for a reason that a person can mend, once."""
@@ -554,6 +570,7 @@ class Rounds:
     def close(self) -> None:
         self._ahead.drop()
         self.processes.close()
+        self.idle.close()
         if self.outside is not None:
             self.outside.close()
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
-import os
 import re
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -28,6 +28,7 @@ from evopipe.watchdog import Hung, Watchdog
 
 _CLOSING = 10.0  # seconds that closing the environments of a pool may take
 _QUICK = 0.1  # of those that one may take after another one hung
+_TASKS, _MARK = Path("/proc/self/task"), "evopipe-making"  # a name has 15 bytes at most
 _with_threads: set[str] = set()  # ids whose making started threads in this process
 _BAD_KWARGS = re.compile(r"unexpected keyword argument|missing \d+ required|multiple values for (keyword )?argument")
 
@@ -47,8 +48,13 @@ def make_env(cfg: EnvConfig, render_mode: str | None = None) -> gymnasium.Env[An
             wrapper of `env.wrappers` does not fit.
         EnvironmentFailed: the module's import or the constructor raised an exception, or did not return in time.
     """
-    threads = _count_threads()
     refuse(cfg, ("id", "disable_env_checker", "render_mode"))
+    with _watched_threads(cfg.id):
+        return _made(cfg, render_mode)
+
+
+def _made(cfg: EnvConfig, render_mode: str | None) -> gymnasium.Env[Any, Any]:
+    """Do what `make_env` says, but for the look at threads."""
     try:
         with guard(cfg), warnings.catch_warnings():
             # Box2D's extension crashes the interpreter where a warning of its import is turned into an error.
@@ -78,8 +84,6 @@ def make_env(cfg: EnvConfig, render_mode: str | None = None) -> gymnasium.Env[An
         raise ParamsError(f"env.id: {cfg.id!r} names no version; write {exact!r}")
     for number, wrapper in enumerate(cfg.wrappers):
         env = _wrapped(env, wrapper, cfg, f"env.wrappers.{number}")
-    if _count_threads() > threads:
-        _with_threads.add(cfg.id)
     return env
 
 
@@ -145,9 +149,37 @@ def has_threads(cfg: EnvConfig) -> bool:
     return cfg.id in _with_threads
 
 
-def _count_threads() -> int:
-    """Threads of this process, Python's and others'; 0 where the system does not tell."""
-    return len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 0
+@contextlib.contextmanager
+def _watched_threads(env_id: str) -> Iterator[None]:
+    """Take note of an environment that starts threads within the `with` block.
+
+    Other threads of this process may start some of their own meanwhile. A thread has the name of the one that started
+    it, so this thread has a name of its own for that time; who gives its threads other names is found by these. Where
+    the system has no such names, nothing is noted.
+    """
+    if not _TASKS.is_dir():
+        yield
+        return
+    before, mine = _names_of_threads(), _TASKS / str(threading.get_native_id()) / "comm"
+    name = mine.read_text()
+    mine.write_text(_MARK)
+    try:
+        yield
+    finally:
+        mine.write_text(name)
+        after = _names_of_threads()
+        others = {*before.values()} - {_MARK}  # which threads of environments made before keep
+        if any(after[task] not in others for task in after.keys() - before.keys()):
+            _with_threads.add(env_id)
+
+
+def _names_of_threads() -> dict[str, str]:
+    """Return the names of this process's threads, Python's and others', by their numbers."""
+    found = {}
+    for task in _TASKS.iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            found[task.name] = (task / "comm").read_text().strip()
+    return found
 
 
 def source_of(cfg: EnvConfig) -> list[Path]:

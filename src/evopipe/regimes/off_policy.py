@@ -151,7 +151,7 @@ class OffPolicy:
             self.nstep.forget(rows)
         if self._hindsight is not None:
             self._hindsight.forget(rows)
-        if self.spec.train.replay.sharing == "own":
+        if self.spec.train.replay.sharing in ("own", 1):
             if self._watched is not None:  # what those did who were there before
                 self._watched.into(self.replay)
             self.replay.clear(slots)

@@ -46,6 +46,7 @@ def test_demonstrations_call_the_calculator_in_the_agents_own_form(module: Any) 
 
 
 @pytest.mark.parametrize(("name", "key"), [("calculator", "question"), ("solver_judge", "digits")])
+@pytest.mark.thorough
 def test_nobody_imitates_or_learns_tasks_of_validation(name: str, key: str, module: Any) -> None:
     found = module(name)
     trainer = found.make([])

@@ -339,6 +339,7 @@ def test_an_episode_that_takes_too_long_ends_alone() -> None:
 # --- trainer ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_agents_workflows_and_functions_are_one_run() -> None:
     async def flow(task: dict[str, Any], told: Model) -> list[float]:
         chat, rewards = [], []

@@ -78,6 +78,7 @@ class Noted:
 
 
 @pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.thorough
 def test_round_n_is_played_by_the_weights_after_n_minus_k_rounds_and_never_by_those_of_an_earlier_generation(
     k: int,
 ) -> None:

@@ -116,6 +116,7 @@ def test_an_episode_that_raises_is_tried_as_often_as_retries_say_and_a_late_one_
     assert sorted(tried) == ["0:0"] * attempts + ["1:0"]
 
 
+@pytest.mark.thorough
 def test_tokens_are_drawn_by_tick_rollout_call_and_member() -> None:
     said: dict[tuple[int, int, int], list[str]] = {}
 

@@ -415,6 +415,7 @@ def test_agents_that_ask_over_http_are_trained_whatever_they_are(tmp_path: Path)
     assert any(each["trajectories"][0]["reward"] for each in episodes)
 
 
+@pytest.mark.thorough
 def test_requests_of_all_sessions_are_decoded_together(monkeypatch: pytest.MonkeyPatch) -> None:
     waves: list[int] = []
     decode = rounds._decode

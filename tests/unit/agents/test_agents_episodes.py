@@ -312,6 +312,7 @@ def test_of_rounds_up_to_one_the_last_are_kept_and_later_ones_stay(tmp_path: Pat
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"train-{n:06d}.jsonl" for n in (4, 6, 8)]
 
 
+@pytest.mark.thorough
 def test_samples_of_the_last_rounds_are_kept_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the last round of each generation, whatever was played; the advantage is that of the group, and tokens of a
     right answer are likelier afterwards than those of a wrong one."""

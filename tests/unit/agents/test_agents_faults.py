@@ -238,6 +238,7 @@ SMALL = {
 
 
 @pytest.mark.parametrize("reward", [1e308, -1e308, 3e38, 10**400, 2e16])
+@pytest.mark.thorough
 def test_rewards_that_no_sum_of_squares_holds_fail_their_episodes(reward: Any) -> None:
     async def flow(task: dict[str, Any], model: Any) -> Any:
         await model.get_model_response(CHAT)

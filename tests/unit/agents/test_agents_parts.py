@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -351,6 +352,35 @@ def test_prompts_that_are_too_long_from_the_start_are_counted_and_told_of_once()
         regime._warn([done(0, long), done(2, long), done(0, long), done(1, TerminationReason.ENV_DONE)])
     (said,) = regime.said
     assert said.startswith("2 of 4 episodes of a round began with a prompt longer than language.max_prompt")
+
+
+@pytest.mark.parametrize(("endpoint", "end"), [(False, "bit by bit"), (True, "lower the latter")])
+def test_episodes_that_keep_the_others_waiting_too_long_are_told_of_once(endpoint: bool, end: str) -> None:
+    """As those of a client that has fewer connections than there are episodes."""
+
+    async def asks(task: dict[str, Any], model: Any) -> float:
+        if not endpoint:
+            await asyncio.sleep(0.15 * (task["n"] < 2))
+            await model.get_model_response(CHAT)
+        return 0.0
+
+    config = {**SMALL, "agents.wave_seconds": 0.02}
+    trainer = AgentTrainer(flow=asks, endpoint=endpoint, config=config, train_dataset=[{"n": n} for n in range(5)])
+    spec, members, _ = trainer._begin()
+    regime = trainer._regime(spec, Clock.of(spec, len(members)), None)
+    if regime.outside is not None:  # what HTTP adds to the engine is the words alone
+        regime.outside.close()
+        regime._tell_late(2)
+    else:
+        cohorts = spec.form([*members])
+        jobs = [EpisodeJob(0, n, f"{n}:0", {"n": n}, Sampled()) for n in range(5)]
+        done = regime.play(cohorts, jobs, Purpose.GENERATE, 0, lambda: False)
+        assert not [one for one in done if "error" in one.episode.info]
+    regime._tell_late(0)
+    regime._tell_late(3)
+    (said,) = regime.said
+    assert said.startswith("2 episodes asked for no completion in agents.wave_seconds (0.02 s); the others went on")
+    assert said.endswith(end)
 
 
 @pytest.mark.parametrize(("n", "pieces"), [(1, 1), (64, 64), (65, 33), (100, 50), (129, 43)])

@@ -440,6 +440,7 @@ def test_no_bit_of_a_member_depends_on_its_neighbours(name: str, kind: str, shar
 
 @each_algorithm
 @each_kind
+@pytest.mark.thorough
 def test_a_number_that_is_none_freezes_its_member_alone(name: str, kind: str) -> None:
     """In any network, of any agent, at every turn, and in any agent's reward."""
     given = Crewed(name, SPACES[kind], policy_delay=2)

@@ -231,6 +231,7 @@ def test_several_processes_learn_the_same(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("algo", ["dqn", "td3"])
+@pytest.mark.thorough
 def test_an_algorithm_that_usually_acts_learns_from_a_dataset_too(algo: str, run: Callable[..., Run]) -> None:
     loop = run(offline(algo), 2)
     finish(loop)

@@ -228,6 +228,7 @@ def test_members_of_an_unlike_cohort_compute_what_they_compute_alone(
 
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize(("activation", "norm"), [("ReLU", False), ("Sigmoid", True)])
+@pytest.mark.thorough
 def test_pads_stay_exactly_zero_in_weights_moments_and_memory(
     activation: str, norm: bool, fused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -313,6 +313,7 @@ def test_evaluation_leaves_statistics_as_they_are(algo: str, run: Callable[..., 
 
 
 @BOTH
+@pytest.mark.thorough
 def test_a_clone_has_seen_what_its_parent_has(algo: str, run: Callable[..., Any]) -> None:
     loop = run(normalising(algo, mutation=UNLIKE | {"probabilities": {"none": 0.0, "architecture": 1.0}}), 4)
     while not loop.clock.generation_over:

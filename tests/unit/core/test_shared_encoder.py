@@ -275,6 +275,7 @@ def test_a_wider_latent_before_a_blended_layer_of_the_head(own: int, norm: bool)
 
 @pytest.mark.parametrize("kind", ["mlp", "simba", "resnet", "lstm"])
 @pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.thorough
 def test_every_addition_in_a_padded_cohort_of_every_kind(kind: EncoderKind, norm: bool) -> None:
     """Convolutions too: all members change theirs alike there."""
     image = IMAGES.images[0]

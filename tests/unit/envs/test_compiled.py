@@ -80,6 +80,19 @@ def test_classic_control_begins_and_goes_on_as_tensors_do(env_id: str) -> None:
             torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6)
 
 
+def test_an_episode_that_ends_at_its_limit_ends_in_both_ways() -> None:
+    """As Gymnasium's TimeLimit has it: the flags do not exclude each other."""
+    pushed, steps = torch.zeros(1, dtype=torch.int64), 0
+    pool = begun(config(), 1)
+    while not (pool.step(pushed).terminated.any() or steps > 50):
+        steps += 1
+    pool = begun(config(max_episode_steps=steps + 1), 1)
+    ends = [(bool(step.terminated), bool(step.truncated)) for step in (pool.step(pushed) for _ in range(steps + 1))]
+    assert ends == [(False, False)] * steps + [(True, True)]
+    pool = begun(config(max_episode_steps=steps), 1)
+    assert [bool(pool.step(pushed).truncated) for _ in range(steps)] == [False] * (steps - 1) + [True]
+
+
 def test_a_taxi_begins_wherever_gymnasiums_may_and_everywhere_as_often() -> None:
     n = 30_000
     counts = begun(config("Taxi-v4"), n).obs.sum(0).numpy()
@@ -153,6 +166,7 @@ def test_a_time_limit_cuts() -> None:
 
 
 @pytest.mark.parametrize("env_id", NAMES)
+@pytest.mark.thorough
 def test_what_was_restored_goes_on_to_the_bit(env_id: str) -> None:
     pool, rng = begun(config(env_id), 5), np.random.default_rng(6)
     for tick in range(25):

@@ -63,6 +63,7 @@ class Player:
 
 
 @pytest.mark.parametrize("env_id", ["LunarLander-v3", "CartPole-v1", "Acrobot-v1", "MountainCar-v0"])
+@pytest.mark.thorough
 def test_what_a_pool_gives_depends_on_seeds_and_actions_alone(env_id: str) -> None:
     """Not on threads, nor on which episodes were constructed together."""
     with Workers(2) as workers:

@@ -3,7 +3,9 @@ not; and the speeds of an environment's backends."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import gymnasium
@@ -11,6 +13,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from evopipe.envs import outlook as shown
+from evopipe.envs import speed
 from evopipe.envs.check import described
 from evopipe.envs.outlook import outlook
 from evopipe.envs.speed import speeds
@@ -82,15 +86,78 @@ def test_the_note_has_the_figures() -> None:
         ({"length": 1000}, "episodes last 1,000 steps, and γ of 0.99 sees some 100 ahead: ", "to 0.995 if it should"),
     ],
 )
+@pytest.mark.thorough
 def test_what_makes_learning_slow_is_one_sentence(kwargs: dict[str, Any], begin: str, end: str) -> None:
     (warning,) = found(**kwargs)
     assert warning.startswith(f"warning: {begin}")
     assert warning.endswith(end)
 
 
+@pytest.mark.thorough
 def test_a_discount_that_sees_far_enough_is_not_warned_of() -> None:
     assert outlook(described("Told-v0", {"length": 1000}), 0.999)[1:] == []
     assert outlook(described("Told-v0", {"length": 1000}), 1.0)[1:] == []
+
+
+def test_the_figures_of_a_note_by_hand() -> None:
+    assert shown._figures(1234, [3.0, -1.5, 12.0], [10, 21, 11], 5678.4) == (
+        "note: random play: 3 episodes of 14 steps in the mean, returns -1.5 to 12, mean 4.5; "
+        "5,678 steps a second in one process"
+    )
+    assert shown._figures(5000, [], [], 10.0) == (
+        "note: random play: no episode ended in 5,000 steps; 10 steps a second in one process"
+    )
+
+
+def test_an_observation_is_far_by_its_mean_or_by_its_spread() -> None:
+    """Beyond 10, and the farthest is named."""
+    said = "warning: element {} of an observation goes from {} to {}: networks learn best from numbers"
+    for column, ends in (
+        ([12.0, 12.0, 12.0], "12 12"),
+        ([-11.0, -12.0, -10.5], "-12 -10.5"),
+        ([-40.0, 0.0, 40.0], "-40 40"),
+    ):
+        seen = np.array([[10.0, *each] for each in zip([9.0, 9.5, 9.9], column, strict=True)])
+        (told,) = shown._of_observations(seen)
+        assert told.startswith(said.format(2, *ends.split()))
+    (told,) = shown._of_observations(np.array([[11.0, -30.0, 12.0], [11.0, -50.0, 12.0]]))
+    assert told.startswith(said.format(1, -50, -30))
+    assert [*shown._of_observations(np.array([[10.0, -10.0], [10.0, 10.0]]))] == []
+
+
+@pytest.mark.parametrize(
+    ("rewards", "returns", "begin"),
+    [
+        ([200.0, -200.0], [1.0, 2.0], ""),
+        ([5.0, -200.5], [1.0, 2.0], "a reward was -200.5: "),
+        ([5.0, 300.0], [1.0, 2.0], "a reward was 300: "),
+        ([0.001, 0.0], [1.0, 2.0], ""),
+        ([0.0005, -0.0009], [1.0, 2.0], "no reward was larger than 9e-4: "),
+        ([1.0, -1.0], [-3.0] * 5, "random play had the same return, -3, in all of 5 episodes: "),
+        ([1.0, -1.0], [-3.0] * 4, ""),
+        ([1.0, -1.0], [-3.0] * 5 + [-2.0], ""),
+        ([0.0, 0.0], [0.0, 1.0], ""),
+    ],
+)
+def test_rewards_are_told_of_from_their_bounds_on(rewards: list[float], returns: list[float], begin: str) -> None:
+    found = [*shown._of_rewards(np.array(rewards), returns)]
+    assert [each.startswith(f"warning: {begin}") for each in found] == [True] * bool(begin)
+
+
+def test_episodes_are_long_beyond_six_horizons() -> None:
+    assert [*shown._of_lengths([60, 60], 0.9)] == []
+    (told,) = shown._of_lengths([50, 72, 64], 0.9)
+    assert told.startswith("warning: episodes last 62 steps, and γ of 0.9 sees some 10 ahead: ")
+    assert told.endswith("raise gamma to 0.9194 if it should")
+    assert [*shown._of_lengths([], 0.9)] == []
+
+
+def test_a_rate_is_of_all_rows_and_of_whole_rounds_of_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that shows half a second more at every look: of a second are two rounds of eight ticks, after a first."""
+    clock, ticks = itertools.count(0.0, 0.5), list[int]()
+    monkeypatch.setattr(speed, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    assert speed._rate(lambda: ticks.append(1), 5, 1.4) == 16 * 5 / 1.5
+    assert len(ticks) == 17
 
 
 @pytest.mark.thorough

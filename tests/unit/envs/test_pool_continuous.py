@@ -143,6 +143,7 @@ def test_a_subset_of_rows_steps_alone() -> None:
 
 
 @pytest.mark.parametrize("env_id", ["Pendulum-v1", "LunarLanderContinuous-v3"])
+@pytest.mark.thorough
 def test_worker_processes_give_what_this_process_gives(env_id: str) -> None:
     with Workers(2) as workers:
         here, there = started(config(env_id), 5), started(config(env_id), 5, workers=workers)
@@ -178,6 +179,7 @@ def test_envpools_pendulum_takes_torques_up_to_its_bounds() -> None:
 
 @pytest.mark.parametrize("backend", ["sync", "envpool"])
 @pytest.mark.parametrize("env_id", ["Pendulum-v1", "LunarLanderContinuous-v3"])
+@pytest.mark.thorough
 def test_a_pool_is_rebuilt_in_the_midst_of_its_episodes(env_id: str, backend: str) -> None:
     if backend == "envpool":
         pytest.importorskip("envpool")

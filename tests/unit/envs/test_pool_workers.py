@@ -22,6 +22,7 @@ import torch
 
 from envs_for_tests import Chain
 from evopipe.envs import workers as workers_module
+from evopipe.envs.make import has_threads, make_env
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.rows import RowStep
 from evopipe.envs.workers import Workers, _WorkerRows
@@ -146,6 +147,7 @@ def test_every_output_is_bit_identical(
 
 
 @pytest.mark.parametrize("count", [1, 5])
+@pytest.mark.thorough
 def test_the_number_of_workers_does_not_matter(count: int) -> None:
     with Workers(count) as workers:
         pool = EnvPool(chain("Masked"), 5, workers=workers)
@@ -175,6 +177,7 @@ def test_a_state_goes_from_one_place_to_another(any_workers: Workers) -> None:
         assert fields(again.step([0, 1, 2, 3])) == fields(pool.step([0, 1, 2, 3]))
 
 
+@pytest.mark.thorough
 def test_denormal_numbers_are_treated_as_in_the_trainer(any_workers: Workers) -> None:
     try:
         for flush in (True, False):
@@ -586,6 +589,7 @@ def registered_here() -> Iterator[str]:
     del gymnasium.registry["OnlyHere-v0"]
 
 
+@pytest.mark.thorough
 def test_what_only_this_process_knows_lives_in_workers_too(
     registered_here: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -631,11 +635,36 @@ def test_a_number_of_workers_is_not_given_up_silently() -> None:
     )
 
 
+@pytest.mark.thorough
 def test_auto_leaves_environments_with_threads_to_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fork has none of them, so that an environment might wait for its own forever. A number is an order."""
     for workers, count in ((auto(monkeypatch), 0), (Workers(1), 1)):
         with workers:
             assert started(odd("Threaded"), 16, workers).worker_count == count
+
+
+def test_a_thread_that_begins_elsewhere_meanwhile_is_none_of_the_environments() -> None:
+    """Threads that start threads, as a learner's do, while the environment is made."""
+    over, made = threading.Event(), threading.Event()
+
+    def starts() -> None:
+        while not made.is_set():
+            threading.Thread(target=over.wait).start()
+            time.sleep(0.001)
+
+    cfg = odd("Process")
+    other = threading.Thread(target=starts)
+    other.start()
+    try:
+        for _ in range(5):
+            make_env(cfg)
+        assert not has_threads(cfg)
+    finally:
+        made.set()
+        over.set()
+        other.join()
+    make_env(odd("Threaded"))
+    assert has_threads(odd("Threaded"))
 
 
 @pytest.mark.thorough

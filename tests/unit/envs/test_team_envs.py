@@ -54,6 +54,24 @@ def drawn(pool: EnvPool, rng: np.random.Generator) -> np.ndarray:
 TICKET = float(np.random.default_rng(5).random(dtype=np.float32))  # of the first row of `started`
 
 
+def test_a_situation_is_single_only_where_every_agent_shows_one() -> None:
+    """A batch of one row is a batch, whoever of the team brings it; others may be absent."""
+    space = TeamSpace.of(make_env(team("Relay")))
+    one = {agent: np.full(seen.size, 1.0 + k, np.float32)
+           for k, (agent, seen) in enumerate(zip(space.ids, space.observations, strict=True))}  # fmt: skip
+    batch = {agent: row[None] for agent, row in one.items()}
+    first, *others = space.ids
+    assert space.situation(one).single
+    assert not space.situation(batch).single
+    for some in (others, others[:1]):
+        for a, b in ((one, batch), (batch, one)):
+            found = space.situation({first: a[first], **{agent: b[agent] for agent in some}})
+            assert not found.single
+            assert found.alive.tolist() == [[agent == first or agent in some for agent in space.ids]]
+            assert found.obs[0, 0, : space.observations[0].size].tolist() == one[first].tolist()
+    assert space.situation({others[0]: one[others[0]]}).single
+
+
 # --- As the environment stepped by hand -------------------------------------------------------------------------------
 
 

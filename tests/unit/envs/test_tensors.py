@@ -350,6 +350,7 @@ def test_a_pool_gives_what_the_tensors_give(env_id: str) -> None:
 
 
 @pytest.mark.parametrize("env_id", sorted(OFFERED))
+@pytest.mark.thorough
 def test_a_restored_pool_goes_on_bit_for_bit(env_id: str) -> None:
     pool = started(config(env_id, max_episode_steps=90), 5)
     play(pool, 170, np.random.default_rng(0))

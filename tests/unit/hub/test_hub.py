@@ -64,6 +64,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.thorough
 def test_a_dry_run_writes_what_a_push_pushes_and_pull_fetches_it(run: Path, server: Hub) -> None:
     code, said, wrong = call("push", f"run/{ELITE}", "me/cart", "--dry-run", "dry", "--no-film")
     assert (code, wrong) == (0, "")

@@ -14,7 +14,7 @@ from evopipe import rng
 from evopipe.core.net import Net, score
 from evopipe.language.adapters import LoRA
 from evopipe.language.base import Base
-from evopipe.language.generate import Sampling, Stops, Written, _stopped, chances, choose, generate, texts
+from evopipe.language.generate import Sampling, Stops, Written, _stopped, before, chances, choose, generate, texts
 from evopipe.types import Text
 
 KEYS = torch.tensor([5, 6, 7])
@@ -111,6 +111,41 @@ def test_so_many_rows_at_once_write_the_same(net: Net) -> None:
         same(write(net, *prompts(), base=replace(words.base(), rows_at_once=rows)), whole)
 
 
+def test_a_text_ends_before_the_first_place_of_any_text_that_stops_it() -> None:
+    found = [before("abcabc", stop) for stop in (("c", "b"), ("bca", "x"), ("a", "c"), ("x",), ())]
+    assert found == ["a", "a", "", "abcabc", "abcabc"]
+
+
+def test_the_longest_of_a_prompts_texts_says_how_far_back_is_looked() -> None:
+    base = words.base()
+    ids, place = torch.tensor([[base.encode("01234"), base.encode("4a321")]]), torch.tensor([[0, 1]])
+    alive = torch.tensor([[True, True]])
+    for stop, found in (
+        ([("b", "1234"), ("1",)], [True, True]), ([("234",), ("4a", "b")], [True, False]),
+        ([("b",), ("4a321", "x")], [False, True]), ([(), ("4a3",)], [False, False]),
+    ):  # fmt: skip
+        assert _stopped(base, ids, place, alive, 1, stop)[0].tolist() == found
+    assert _stopped(base, ids, place, torch.tensor([[True, False]]), 1, [("4",), ("1",)])[0].tolist() == [True, False]
+    turned = _stopped(base, ids.flip(1), place.flip(1), alive, 1, [("4",), ("1",)])  # rows may stand elsewhere
+    assert turned[0].tolist() == [False, False]
+
+
+def test_no_more_rows_of_a_member_are_computed_at_once_than_fit(net: Net) -> None:
+    """Completions count, not prompts; of a prompt all are."""
+    seen: list[int] = []
+    base = words.base()
+    hook = base.model.register_forward_pre_hook(
+        lambda module, args, given: seen.append(given["input_ids"].shape[0] // 3), with_kwargs=True
+    )
+    try:
+        for rows, most in ((1, 3), (6, 6), (8, 6), (9, 9), (12, 12)):
+            seen.clear()
+            write(net, *prompts(), base=replace(base, rows_at_once=rows))
+            assert max(seen) == most
+    finally:
+        hook.remove()
+
+
 def test_so_many_rows_at_once_keep_the_settings_of_each(net: Net) -> None:
     hot = torch.tensor([0.0, 2.0, 1.0, 0.5]).repeat_interleave(3).expand(3, -1)
     how = Sampling(hot, torch.zeros(3, 12).long(), torch.ones(3, 12))
@@ -135,6 +170,7 @@ def test_no_number_is_drawn_at_two_times(net: Net, monkeypatch: pytest.MonkeyPat
     true = rng.uniform
 
     def uniform(keys: Any, purpose: Any, steps: torch.Tensor, n: int) -> torch.Tensor:
+        assert (purpose, n) == (rng.Purpose.GENERATE, 12)
         seen.append({*steps.tolist()})
         return true(keys, purpose, steps, n)
 
@@ -260,6 +296,13 @@ def test_rows_may_be_drawn_unlike() -> None:
     log_probs = torch.tensor([0.1, 0.4, 0.2, 0.3]).log().expand(1, 3, -1)
     how = Sampling(torch.tensor([[0.0, 1.0, 1.0]]), torch.tensor([[0, 0, 1]]), torch.ones(1, 3))
     assert choose(log_probs, how, torch.full((1, 3), 0.05, dtype=torch.float64)).tolist() == [[1, 0, 1]]
+
+
+def test_each_row_without_temperature_has_its_own_likeliest_token_beside_one_that_is_drawn() -> None:
+    log_probs = torch.tensor([[[0.1, 0.9], [0.8, 0.2], [0.5, 0.5]]]).log()
+    how = Sampling(torch.tensor([[0.0, 0.0, 1.0]]), torch.zeros(1, 3).long(), torch.ones(1, 3))
+    for u, drawn in ((0.4, 0), (0.6, 1)):
+        assert choose(log_probs, how, torch.full((1, 3), u, dtype=torch.float64)).tolist() == [[1, 0, drawn]]
 
 
 def test_any_of_the_bases_ends_ends_a_completion_and_no_other_token(net: Net) -> None:

@@ -52,6 +52,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.thorough
 def test_every_stage_writes_its_outs(finished: Path) -> None:
     for stage, outs in layout.TEXT_OUTS.items():
         for out in outs:

@@ -129,7 +129,9 @@ def test_every_row_is_in_one_split() -> None:
 
 @pytest.mark.parametrize("form", ["reasoning", "supervised", "preference", "labelled"])
 def test_rows_come_back_from_the_disk(form: Any, tmp_path: Path) -> None:
-    corpus = made(unpaired(QUESTIONS) if form == "labelled" else QUESTIONS, form)
+    rows = [{**QUESTIONS[0], "prompt": "123456789="}, *QUESTIONS]
+    corpus = made(unpaired(rows) if form == "labelled" else rows, form, max_prompt=6)
+    assert corpus.left_out == 1 + (form == "labelled")
     write_corpus(tmp_path / "tokens", corpus)
     again = read_corpus(tmp_path / "tokens")
     assert list(again.rows) == list(corpus.rows)

@@ -195,6 +195,7 @@ def test_a_frame_is_kept_once() -> None:
 
 
 @pytest.mark.parametrize(("steps", "length", "memories"), [(1, 20, 4), (3, 2, 1), (3, 20, 4), (5, 2, 4), (5, 20, 1)])
+@pytest.mark.thorough
 def test_a_frame_is_kept_once_however_many_steps_a_transition_spans(steps: int, length: int, memories: int) -> None:
     walks = Walks(steps, 8, length)
     _, framed = pair(memories, 10_000, walks.layout)

@@ -188,3 +188,80 @@ def test_a_member_learns_by_itself(algo: str, config: dict[str, Any], masked: bo
         assert torch.equal(mine[1:], every[1:])
     assert spoiled.healthy.tolist() == [False, *[True] * (len(spoiled.members) - 1)]
     assert spoiled.state.updates[0] == 0
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("algo", "config", "masked"), [CASES[0], CASES[6], CASES[10]])
+def test_a_step_that_does_not_count_ends_no_epochs(algo: str, config: dict[str, Any], masked: bool) -> None:
+    """The old policy is far off where nothing is learned, and there alone: no bit of what is learned changes, with the
+    kernels and with torch."""
+    p = problem(algo, {**config, "target_kl": 1.0})
+    rollout, _ = played(p, masked)
+    out = rollout.after[..., p.observations + 3] == 0
+    assert out.flatten(1).any(dim=1)[:3].all()
+    far = copy.deepcopy(rollout)
+    far.rows[..., rollout.layout.log_prob][out] -= 40.0
+    for kernels in (None, "native"):
+        cohort, other = started(p), started(p)
+        near = learned(p, cohort, rollout, kernels)
+        assert all(torch.equal(a, b) for a, b in zip(near, learned(p, other, far, kernels), strict=True))
+        assert (cohort.state.updates - started(p).state.updates).min() >= 3, "nobody rests"
+
+
+@pytest.mark.thorough
+def test_squashed_actions_at_their_bounds_have_a_density() -> None:
+    """At −1 and at 1, where the hyperbolic tangent's inverse is infinite: what was near such an action is learned."""
+    p = problem("ppo:continuous", {"squash": True})
+    rollout, cohort = played(p, False)
+    rows, first = rollout.rows.flatten(1, 2), p.observations
+    rows[:, ::3, first], rows[:, 1::3, first] = -1.0, 1.0
+    chances = p.algo.answers(p.algo_config).chances(
+        p.algo_config, cohort.state, rows[..., :first], None, rollout.memory[:, :-1].flatten(1, 2)
+    )
+    rows[..., first + 1] = chances.log_prob(rows[..., first : first + 1])
+    assert rows[:, ::3, first + 1].max() < -80
+    rollout.rows.copy_(rows.view_as(rollout.rows))
+    theirs, ours = learned(p, cohort, rollout, None), learned(p, started(p), rollout, "native")
+    assert ours[-2].tolist() == [1.0] * SEVERAL
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.thorough
+def test_the_distance_from_the_old_policy_is_that_of_all_groups() -> None:
+    """Only the first agent, whose networks are its own, is far off: of three agents' steps a third is."""
+    p = problem("ippo", {"share": "none", "target_kl": 0.4})
+    rollout, cohort = played(p, False)
+    begun, at = cohort.state.updates.clone(), rollout.layout.log_prob
+    rollout.rows[:, :, :: p.spaces.agents, at] -= 1.0
+    rests = torch.tensor([False, True, False, True])  # of bounds of 0.4, 0.2, 0.32 and 0.12
+    found = []
+    for kernels in (None, "native"):
+        cohort = started(p)
+        learned(p, cohort, rollout, kernels)
+        found.append(cohort.state.updates - begun)
+        assert torch.equal(found[-1] == 0, rests)
+    assert torch.equal(*found)
+
+
+@pytest.mark.thorough
+def test_a_loss_that_overflows_freezes_its_member_though_its_gradient_does_not() -> None:
+    p = problem("ppo", {"normalise_advantage": False})
+    rollout, _ = played(p, False)
+    rollout.after[1, 0, 2, p.observations :] = torch.tensor([2e19, 1.0, 1.0, 1.0])  # whose square is no float
+    for kernels in (None, "native"):
+        cohort = started(p)
+        learned(p, cohort, rollout, kernels)
+        assert cohort.healthy.tolist() == [True, False, True, True]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("far", [20.0, 95.0, 200.0])
+def test_a_ratio_beyond_all_floats_freezes_as_in_torch(far: float) -> None:
+    """What is 88 nats or more away is infinitely more likely: a loss of that is none."""
+    p = problem("ppo", {"normalise_advantage": False})
+    rollout, _ = played(p, False)
+    rollout.rows[1, ..., rollout.layout.log_prob] -= far
+    rollout.after[1, ..., p.observations] = -5.0  # of what nobody wants more
+    theirs, ours = (learned(p, started(p), rollout, kernels)[-2] for kernels in (None, "native"))
+    assert ours.tolist() == theirs.tolist() == [1.0, float(far < 88), 1.0, 1.0]

@@ -321,6 +321,7 @@ def fits(counts: np.ndarray, expected: np.ndarray) -> bool:
 
 
 @pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.thorough
 def test_frequencies_are_the_probabilities(masked: bool) -> None:
     n, legal = 100_000, mask()[:, :1] if masked else None
     logits = numbers(1, 1.0)[:, :1].float()

@@ -48,6 +48,24 @@ def test_many_missing_keys_are_one_sentence_that_says_how_to_add_them(few: Path)
     )
 
 
+@pytest.mark.parametrize("size", [True, False])
+def test_three_missing_keys_have_a_line_each_and_four_are_counted(size: bool, few: Path) -> None:
+    text = re.sub(r"^seed:.*\n", "", filled(few)[0], flags=re.MULTILINE)
+    for name in ("evaluate.episodes", "evaluate.bootstrap", *["population.size"] * (not size)):
+        block, key = name.split(".")
+        text, removed = re.subn(rf"^({block}:\n(?:  .*\n)*?)  {key}:.*\n", r"\1", text, flags=re.MULTILINE)
+        assert removed == 1
+    few.write_text(text)
+    with pytest.raises(ParamsError) as caught:
+        load_params(few)
+    told = str(caught.value).splitlines()
+    if size:
+        assert [line.split(": ")[1] for line in told] == ["seed", "evaluate.bootstrap", "evaluate.episodes"]
+    else:
+        (line,) = told
+        assert line.startswith(f"{few}: 4 keys are missing (seed, population.size, evaluate.episodes, …), and DVC")
+
+
 def test_other_mistakes_are_told_beside_the_missing_keys(few: Path) -> None:
     few.write_text(FEW.replace("lr: 0.002", "lr: -1"))
     with pytest.raises(ParamsError) as caught:

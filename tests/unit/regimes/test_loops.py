@@ -731,6 +731,18 @@ def test_transitions_to_begin_with_are_in_every_memory(run: Callable[..., Any]) 
     nothing.close()
 
 
+@pytest.mark.parametrize("paid", [False, True])
+def test_a_dataset_without_a_reward_is_none_after_any_number_of_updates(paid: bool) -> None:
+    obs, ends = np.arange(20, dtype=np.float32).reshape(5, 4), np.array([False, False, False, False, True])
+    reward = np.array([0.0, 0.0, 0.0, float(paid), 0.0], np.float32)
+    data = Transitions(obs, np.array([0, 1, 1, 0, 1]), reward, ends, np.zeros(5, bool), obs + 1, np.zeros(5, int))
+    p = populations.problem("envs_for_tests:Chain-v0", "cqn", train={**LONG, "mode": "offline"})
+    loop = begin(p, first_members(p, 2)[0], data)
+    advance(loop, 3)
+    assert (loop.clock.rewarded, loop.clock.tick, loop.clock.env_steps) == (paid, 3, 3 * 2 * loop.clock.envs)
+    loop.close()
+
+
 def test_first_members_are_drawn_each_by_itself() -> None:
     """Networks of equal shape too; every member is mutated in its own way."""
     p = populations.problem(algo="td3")

@@ -109,6 +109,7 @@ def test_a_run_tells_the_signals_of_its_algorithm(algo: str, computing: str) -> 
 
 
 @pytest.mark.parametrize("algo", TOLD)
+@pytest.mark.thorough
 def test_kernels_and_torch_tell_the_same_of_the_same_members(algo: str) -> None:
     """Of one state and one minibatch: whatever computes the operators."""
     before = build.chosen()
@@ -207,6 +208,17 @@ def test_a_diverged_member_is_told_as_such_and_its_neighbour_as_ever(tmp_path: P
     assert ill[1] == well[1]
     run.close()
     clean.close()
+
+
+@pytest.mark.thorough
+def test_updates_a_step_are_those_of_the_generation() -> None:
+    """One in every four steps, but none in the first generation's first 16: 36 of 40, in 160 steps."""
+    run = a_run("dqn")
+    finish(run)
+    at = 2 + 2 * run.signal_names.index("charts/updates_per_step")
+    assert [row[at] for row in run.signals] == [0.225, 0.225, 0.25, 0.25]
+    assert [row[at + 1] for row in run.signals] == [0.225, 0.225, 0.25, 0.25]
+    run.close()
 
 
 def test_how_often_a_generation_is_probed() -> None:

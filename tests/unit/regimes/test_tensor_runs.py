@@ -236,6 +236,7 @@ def test_a_users_own_tensors_train_through_the_front_door(algo: str, name: str, 
     assert (tmp_path / "reports/report.html").exists()
 
 
+@pytest.mark.thorough
 def test_what_breaks_in_a_users_own_is_left_out_and_too_much_of_it_refused(run: Callable[..., Any]) -> None:
     for algo in ("dqn", "ppo"):
         made = run(problem(algo, "tensor_envs:Breaking"))

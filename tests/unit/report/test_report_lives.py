@@ -199,6 +199,7 @@ def test_the_figures_of_such_a_run_draw_on_a_phone_too(halving: Path) -> None:
             assert 'class="plot turns"' in figures.turns(read.read(halving), width, Markup("who lived when"))
 
 
+@pytest.mark.thorough
 def test_seconds_are_of_the_populations_own_steps(trained: Path) -> None:
     """A member's steps go back where another lives: the rows add up to what the population took."""
     rows = [line.split(",") for line in (trained / "reports/timing.csv").read_text().splitlines()[1:]]

@@ -230,6 +230,7 @@ TEXTS: dict[str, Callable[[], str]] = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.thorough
 def test_the_page_and_its_figures_are_what_they_were_when_someone_looked(name: str) -> None:
     assert TEXTS[name]().split("\n") == (WHOLE / name).read_text(encoding="utf-8").split("\n")
 

@@ -169,7 +169,7 @@ def test_each_member_has_draws_of_its_own_and_of_the_runs_seed_for_its_interval(
     assert score_of(params[1], 1, returns, lengths)["interval"] == ends[1]
 
 
-@pytest.mark.parametrize(("fitness", "warned"), [(3.5, False), (4.5, True)])
+@pytest.mark.parametrize(("fitness", "warned"), [(3.5, False), (4.0, False), (4.5, True)])
 def test_an_elite_is_warned_of_whose_interval_lies_below_its_fitness(
     fitness: float, warned: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -227,6 +227,7 @@ def test_a_run_races_those_who_meet_in_its_own_tournaments() -> None:
     assert played.steps == track.played.sum()
 
 
+@pytest.mark.thorough
 def test_luck_of_a_few_episodes_crowns_nobody() -> None:
     """One member, which mutates and is alone in its races, plays 4 episodes of 32 there, for its target is out of
     reach. Returns are luck alone, of mean 0 and deviation 1, and a champion's score is how lucky it was."""

@@ -125,6 +125,7 @@ def test_whoever_diverged_is_replaced_and_counts_as_the_largest_fall() -> None:
     assert Search(Config(), about(4)).step(history([-math.inf] * 4), generator) is None
 
 
+@pytest.mark.thorough
 def test_only_the_latest_changes_count_and_values_are_for_the_generation_to_come() -> None:
     game = Game("pb2", lambda member, steps: float(steps + member.slot), about(4)).play(6)
     seen: list[tuple[int, int]] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -34,10 +35,12 @@ def free_port() -> int:
 def lines_of(process: psutil.Process) -> Iterator[str]:
     """Command lines of a process and of all that it started, as `ps` shows them."""
     try:
-        for one in [process, *process.children(recursive=True)]:
-            yield " ".join(one.cmdline())
-    except psutil.Error:
+        there = [process, *process.children(recursive=True)]
+    except psutil.Error:  # it has ended
         return
+    for one in there:
+        with contextlib.suppress(psutil.Error):  # this one has ended, or waits to be reaped
+            yield " ".join(one.cmdline())
 
 
 @pytest.mark.parametrize(

@@ -371,6 +371,7 @@ def told_mlflow(folder: Path) -> str:
     return "\n".join(store.told) + "\n"
 
 
+@pytest.mark.thorough
 def test_mlflow_is_told_what_it_was_when_someone_looked(tmp_path: Path) -> None:
     assert told_mlflow(tmp_path).split("\n") == MLFLOW.read_text(encoding="utf-8").split("\n")
 
