@@ -279,8 +279,8 @@ def _explained(cfg: EnvConfig) -> Iterator[None]:
             raise UsageError(f"play: no window can be opened ({text}); write a file with --gif or --mp4") from error
         if "OpenGL" in text and not _has_screen():
             why = (
-                "MuJoCo draws by neither EGL nor OSMesa; install one of them (libegl1 with a driver, or libosmesa6), or "
-                "set MUJOCO_GL to what is there"
+                "MuJoCo draws by neither EGL nor OSMesa; install one of them (libegl1 with a driver, or libosmesa6),"
+                " or set MUJOCO_GL to what is there"
             )
             if chosen := os.environ.get(_GL):
                 why = f"MuJoCo cannot draw by {_GL}={chosen}; unset it, and EGL and OSMesa are tried"
