@@ -318,10 +318,14 @@ def _explained(cfg: EnvConfig) -> Iterator[None]:
         if "video device" in text or "x11 not available" in text or "wayland not available" in text:
             raise UsageError(f"play: no window can be opened ({text}); write a file with --gif or --mp4") from error
         if "OpenGL" in text and not _has_screen():
+            why = (
+                "MuJoCo draws by neither EGL nor OSMesa; install one of them (libegl1 with a driver, or libosmesa6),"
+                " or set MUJOCO_GL to what is there"
+            )
+            if chosen := os.environ.get(_GL):
+                why = f"MuJoCo cannot draw by {_GL}={chosen}; unset it, and EGL and OSMesa are tried"
             raise EnvironmentFailed(
-                f"environment {cfg.id!r} cannot be drawn: there is no display here, and MuJoCo draws by neither EGL "
-                "nor OSMesa; install one of them (libegl1 with a driver, or libosmesa6), or set MUJOCO_GL to what is "
-                f"there ({text})"
+                f"environment {cfg.id!r} cannot be drawn: there is no display here, and {why} ({text})"
             ) from error
         raise EnvironmentFailed(
             f"environment {cfg.id!r} raised {type(error).__name__} while the policy played: {text}; "

@@ -366,6 +366,23 @@ def test_mujoco_draws_without_a_display_or_a_sentence_says_what_it_needs(monkeyp
 
 
 @pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        (None, "draws by neither EGL nor OSMesa; install one"),
+        ("glfw", "cannot draw by MUJOCO_GL=glfw; unset it, and EGL"),
+    ],
+)
+def test_a_way_to_draw_that_somebody_chose_is_named_where_it_fails(
+    asked: str | None, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    if asked:
+        monkeypatch.setenv("MUJOCO_GL", asked)
+    with pytest.raises(EnvironmentFailed, match=sentence), play._explained(EnvConfig(id="HalfCheetah-v5")):
+        raise RuntimeError("an OpenGL platform library has not been loaded into this process")
+
+
+@pytest.mark.parametrize(
     ("works", "chosen"), [(("egl", "osmesa"), "egl"), (("osmesa",), "osmesa"), ((), None)], ids=["both", "one", "none"]
 )
 def test_mujoco_draws_by_what_makes_a_context(
