@@ -346,3 +346,11 @@ def test_a_wrapper_acts_in_tests_and_outlives_selection() -> None:
         agilerl.train_off_policy(env, "CartPole-v1", "DQN", [wrapped], agilerl.ReplayBuffer(10))
     with pytest.raises(UsageError, match="put it around the agent first"):
         agilerl.RSNorm(wrapped)
+
+
+def test_each_number_of_an_action_is_scaled_between_its_own_bounds() -> None:
+    """One action, or several at once."""
+    bounds = gymnasium.spaces.Box(np.array([-1, 0, 10], np.float32), np.array([1, 4, 20], np.float32))
+    scale = agilerl.DDPG(BOX, bounds, net_config=NET).actor.scale_action
+    assert scale([[-1, 0, 1], [1, -1, 0.5]]).tolist() == [[-1, 2, 20], [1, 0, 17.5]]
+    assert scale([0, 1, -3]).tolist() == [[0, 4, 10]]
