@@ -51,9 +51,10 @@ sanitize: setup ## look for faults of memory in the kernels (gcc)
 	  tests/unit/native/test_native_value.py tests/unit/native/test_native_steps.py tests/unit/native/test_native_header.py \
 	  tests/contract/test_minatar_twins.py tests/unit/envs/test_compiled.py tests/unit/envs/test_own_in_c.py
 
-lint: setup ## format, lint, types, import contract
+lint: setup ## format, lint, spelling, types, import contract
 	ruff format --check
 	ruff check
+	codespell *.md *.py docs src examples benchmarks zoo pipelines
 	mypy
 	lint-imports
 

@@ -16,7 +16,8 @@ from evopipe.native import build
 # A shell starts background jobs with SIGINT ignored, `nohup` any job with SIGHUP, and children inherit that: the tests
 # send both.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-signal.signal(signal.SIGHUP, signal.SIG_DFL)
+if hasattr(signal, "SIGHUP"):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Under load, several threads on nets this small are slower by orders of magnitude; and bits depend on the number.
 torch.set_num_threads(1)
 

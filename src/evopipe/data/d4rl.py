@@ -1,4 +1,4 @@
-"""Reads HDF5 files in D4RL layout: https://github.com/Farama-Foundation/D4RL."""
+"""Reads HDF5 files in D4RL's layout, and folders of them: https://github.com/Farama-Foundation/D4RL."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import numpy as np
 from evopipe.data.episodes import EpisodeDataset, RecordedEpisode
 from evopipe.data.hdf5 import Array, StoredArray, Unusable, read_foreign, same_length
 from evopipe.data.observations import read_rows
+from evopipe.errors import MissingInputError
 
 
 def read_d4rl(path: Path, shows: gymnasium.Space[Any] | None = None, discrete: bool = False) -> EpisodeDataset:
-    """Read the episodes of an HDF5 file in D4RL's layout.
+    """Read the episodes of an HDF5 file in D4RL's layout, or of a folder of such files in order of their names.
 
     The file has the HDF5 datasets `observations`, `actions`, `rewards`, `terminals`, and optionally `timeouts` and
     `next_observations`. Observations of a Dict or Tuple space are HDF5 groups. Integer actions are indices.
@@ -28,18 +29,33 @@ def read_d4rl(path: Path, shows: gymnasium.Space[Any] | None = None, discrete: b
     which has no effect on targets.
 
     Args:
-        path: the file.
+        path: the file, or the folder; its files end in .hdf5 or .h5.
         shows: the environment's observation space, by which observations are flattened; None if the observations in the
             file are flat already.
         discrete: whether the environment's actions are discrete. Then whole floats are indices, too, because some of
             AgileRL's files store indices as floats.
 
     Raises:
-        MissingInputError: the file does not exist.
+        MissingInputError: the file does not exist, or the folder has none.
         DataError: the file is damaged, or a dataset in it cannot be used; the message names dataset and index.
         ResourceError: reading takes more memory than the limit, which depends on the file's size.
     """
-    return as_episodes(read_foreign(Path(path), lambda file: read_columns(file, shows, discrete)), str(path))
+    found = [
+        as_episodes(read_foreign(file, lambda each: read_columns(each, shows, discrete)), str(file))
+        for file in _files(Path(path))
+    ]
+    episodes = [episode for each in found for episode in each.episodes]
+    notes = tuple(dict.fromkeys(note for each in found for note in each.notes))
+    return EpisodeDataset(episodes, str(path), dropped=sum(each.dropped for each in found), notes=notes)
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    found = sorted(file for file in path.iterdir() if file.suffix in (".hdf5", ".h5"))
+    if not found:
+        raise MissingInputError(f"{path}: holds no file that ends in .hdf5 or .h5")
+    return found
 
 
 def as_episodes(arrays: dict[str, Array], name: str) -> EpisodeDataset:

@@ -14,7 +14,6 @@ import contextlib
 import io
 import os
 import pickle
-import resource
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -152,6 +151,8 @@ def _limit(more: int) -> None:
 
     If the machine has less memory than that, the kernel should end this process, and no other.
     """
+    import resource  # Windows has none, and no helper processes either
+
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     wanted = psutil.Process().memory_info().vms + more
     resource.setrlimit(resource.RLIMIT_AS, (wanted if soft == resource.RLIM_INFINITY else min(soft, wanted), hard))

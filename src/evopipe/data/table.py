@@ -12,9 +12,11 @@ import gymnasium
 import h5py
 import numpy as np
 
-from evopipe.data.d4rl import as_episodes, read_columns
+from evopipe.data.arrow import need_arrow, read_arrow, reading
+from evopipe.data.d4rl import as_episodes, read_columns, read_d4rl
 from evopipe.data.episodes import EpisodeDataset
 from evopipe.data.hdf5 import Array, Unusable, read_apart
+from evopipe.data.rlds import read_rlds
 from evopipe.errors import DataError, ParamsError, suggestion
 from evopipe.schema.fetch import FetchConfig
 from evopipe.storage.files import make_folder, write_bytes
@@ -94,6 +96,47 @@ class Dataset:
 
         cfg = parsed(FetchConfig.Table, columns)
         return cls._of({str(name): _column(frame[name]) for name in _names_of(frame)}, cfg, "the frame")
+
+    @classmethod
+    def from_d4rl(cls, path: str | Path) -> Dataset:
+        """Return the steps of an HDF5 file in D4RL's layout, or of a folder of such files, by the rules of `read_d4rl`.
+
+        Observations in the file must be rows of numbers.
+
+        Raises:
+            MissingInputError: nothing is at the path, or the folder has no such file.
+            DataError: a file is damaged, or cannot be used; the message names HDF5 dataset and index.
+        """
+        return cls._of_episodes(read_d4rl(Path(path)))
+
+    @classmethod
+    def from_rlds(cls, path: str | Path, **fields: Any) -> Dataset:
+        """Return the steps of a dataset in RLDS's layout, by the rules of `read_rlds`.
+
+        Observations must be rows of numbers.
+
+        Args:
+            path: a file or a folder, as `fetch.rlds.path` of `params.yaml` names it.
+            **fields: further keys of the block `fetch.rlds`, such as `observation="observation.state"`.
+
+        Raises:
+            ParamsError: an argument is no key of that block.
+            MissingInputError: nothing is at the path, the folder has no such file, or pyarrow is not installed.
+            DataError: a file is damaged, or cannot be used; the message names field and step.
+        """
+        from evopipe.schema.declare import parsed
+
+        return cls._of_episodes(read_rlds(parsed(FetchConfig.Rlds, {"path": str(path), **fields}), None, False))
+
+    @classmethod
+    def _of_episodes(cls, found: EpisodeDataset) -> Dataset:
+        episodes = found.episodes
+        if not episodes:
+            raise DataError(f"{found.where}: holds no step; give a dataset with at least one episode")
+        columns = {"actions": "action", "rewards": "reward", "terminals": "terminated", "timeouts": "truncated"}
+        gathered = {key: np.concatenate([getattr(each, name) for each in episodes]) for key, name in columns.items()}
+        obs, after = (np.concatenate([each.obs[part] for each in episodes]) for part in (slice(-1), slice(1, None)))
+        return cls({"observations": obs, **gathered, "next_observations": after})
 
     @classmethod
     def _of(cls, table: Mapping[str, Array], cfg: FetchConfig.Table, where: str) -> Dataset:
@@ -178,7 +221,7 @@ def read_table(cfg: FetchConfig.Table, shows: gymnasium.Space[Any] | None, discr
 
     Raises:
         ParamsError: the file's name ends in none of .csv, .parquet and .pq.
-        MissingInputError: the file does not exist.
+        MissingInputError: the file does not exist, or pyarrow is not installed.
         ResourceError: reading takes more memory than the limit, which depends on the file's size.
         DataError: the file is damaged, lacks a column, or has a wrong value; the message names column and row.
     """
@@ -186,6 +229,7 @@ def read_table(cfg: FetchConfig.Table, shows: gymnasium.Space[Any] | None, discr
     kind = _READERS.get(path.suffix.lower())
     if kind is None:
         raise ParamsError(f"fetch.table.path: {cfg.path!r} ends in none of {', '.join(_READERS)}")
+    need_arrow(f"fetch.source: table ({path})")
 
     def work() -> Dataset:
         return Dataset._of(_read(path, kind), cfg, str(path))
@@ -195,30 +239,15 @@ def read_table(cfg: FetchConfig.Table, shows: gymnasium.Space[Any] | None, discr
 
 def _read(path: Path, kind: str) -> dict[str, Array]:
     """Return all columns of a file."""
-    import pyarrow
-
-    pyarrow.set_memory_pool(pyarrow.system_memory_pool())  # others reserve what the limit does not allow
-    try:
-        if kind == "csv":
-            from pyarrow import csv
-
-            table = csv.read_csv(path, read_options=csv.ReadOptions(use_threads=False))
-        else:
-            from pyarrow import parquet
-
-            table = parquet.read_table(path, use_threads=False)
-        columns: dict[str, Array] = {}
+    columns: dict[str, Array] = {}
+    with reading(path, kind):
+        table = read_arrow(path, kind)
         for name in table.column_names:
             column = table.column(name)
             if column.null_count:
                 row = column.is_null().combine_chunks().index(True).as_py()
                 raise DataError(f"{path}: column {name!r} has no value in row {row} (counted from 0, without the head)")
             columns[name] = _column(column.combine_chunks().to_numpy(zero_copy_only=False))
-    except MemoryError:
-        raise
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise DataError(f"{path}: is damaged, or no {kind.upper()} file ({reason})") from error
     return columns
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import _ctypes
 import atexit
 import contextlib
-import fcntl
 import hashlib
 import os
 import shlex
@@ -30,7 +29,13 @@ from evopipe.native.header import declarations, own_declarations
 from evopipe.native.sources import FLAGS, MAIN, TARGETS, everything, prebuilt
 from evopipe.types import Tensor
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 SECONDS = 120.0  # longest that compiling may take
+_NOEXEC = getattr(os, "ST_NOEXEC", 0)  # Python names it on Linux alone
 
 
 _chosen: Any = None
@@ -173,6 +178,8 @@ def load_environment(source: Path, content: bytes) -> Any:
 
 def _first(unit: Unit, target: str) -> Any:
     """Return a library, from the first compiler that works."""
+    if fcntl is None or not hasattr(_ctypes, "dlopen"):
+        raise NoKernels("kernels are compiled on Linux and macOS alone")
     faults: list[str] = []
     for compiler in _compilers(faults):
         try:
@@ -327,7 +334,7 @@ def _own_folder(folder: Path) -> bool:
             return False
         if stat.S_IMODE(info.st_mode) != 0o700:
             folder.chmod(0o700)
-        return os.access(folder, os.W_OK) and not os.statvfs(folder).f_flag & os.ST_NOEXEC
+        return os.access(folder, os.W_OK) and not os.statvfs(folder).f_flag & _NOEXEC
     except OSError:
         return False
 

@@ -21,7 +21,7 @@ def declarations() -> Any:
     import cffi  # commands that compute nothing do not read it
 
     found = cffi.FFI()
-    lines = (path.read_text() for path in (ENVIRONMENT, HEADER))
+    lines = (path.read_text(encoding="utf-8") for path in (ENVIRONMENT, HEADER))
     found.cdef("\n".join(line for text in lines for line in text.splitlines() if not line.startswith("#")))
     return found
 

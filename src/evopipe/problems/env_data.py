@@ -11,6 +11,7 @@ from evopipe.data.collect import collect, totals
 from evopipe.data.d4rl import read_d4rl
 from evopipe.data.episodes import RecordedEpisode, check_fits
 from evopipe.data.minari import read_minari, read_own, write_minari
+from evopipe.data.rlds import read_rlds
 from evopipe.data.table import read_table
 from evopipe.data.transitions import pack, statistics, write_transitions
 from evopipe.envs.pool import EnvPool
@@ -91,11 +92,15 @@ def _collect(params: Params, pool: EnvPool) -> tuple[list[RecordedEpisode], dict
 
 def _convert(params: Params, pool: EnvPool) -> tuple[list[RecordedEpisode], dict[str, Any]]:
     """Read another dataset; one that does not fit the environment is refused here rather than a stage later."""
-    if params.fetch.source == "minari":
-        dataset = read_minari(params.fetch.minari.dataset, pool.observation_space)
-    elif params.fetch.source == "table":
-        dataset = read_table(params.fetch.table, pool.observation_space, pool.actions.kind == "discrete")
-    else:
-        dataset = read_d4rl(Path(params.fetch.hdf5.path), pool.observation_space, pool.actions.kind == "discrete")
+    fetch, space, discrete = params.fetch, pool.observation_space, pool.actions.kind == "discrete"
+    match fetch.source:
+        case "minari":
+            dataset = read_minari(fetch.minari.dataset, space)
+        case "table":
+            dataset = read_table(fetch.table, space, discrete)
+        case "rlds":
+            dataset = read_rlds(fetch.rlds, space, discrete)
+        case _:
+            dataset = read_d4rl(Path(fetch.hdf5.path), space, discrete)
     check_fits(dataset, pool.obs_size, pool.action_space)
     return dataset.episodes, {"notes": list(dataset.notes), "dropped_steps": dataset.dropped}

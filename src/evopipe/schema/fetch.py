@@ -58,7 +58,18 @@ class FetchConfig(Schema):
         """Settings of `fetch.source: hdf5`, which reads a D4RL or AgileRL file. The file has observations, actions,
         rewards, terminals, and optionally timeouts and next observations."""
 
-        path: str = Field("data/dataset.hdf5", description="path of the HDF5 file")
+        path: str = Field("data/dataset.hdf5", description="path of the HDF5 file, or of a folder of such files")
+
+    class Rlds(Schema):
+        """Settings of `fetch.source: rlds`, which reads episodes of steps with is_first, is_last, is_terminal,
+        observation, action and reward, from Parquet, Arrow or JSON files.
+
+        A dot in a field's name leads into a struct.
+        """
+
+        path: str = Field("data/rlds", description="path of the folder, or of one file")
+        observation: str = Field("observation", description="field of the observation, such as `observation.state`")
+        action: str = Field("action", description="field of the action")
 
     class Table(Schema):
         """Settings of `fetch.source: table`, which reads a CSV or Parquet file with one row per step, in the order of
@@ -89,13 +100,14 @@ class FetchConfig(Schema):
             (), description="columns of the observation after the step; []: the next row has it"
         )
 
-    source: Literal["collect", "minari", "hdf5", "table"] = Field(
+    source: Literal["collect", "minari", "hdf5", "rlds", "table"] = Field(
         "collect",
         description="source of the dataset: `collect`, episodes recorded in the environment; `minari`, a Minari "
-        "dataset; `hdf5`, a D4RL or AgileRL file; `table`, a CSV or Parquet file. The block of the same name has its "
-        "settings",
+        "dataset; `hdf5`, D4RL or AgileRL files; `rlds`, episodes in RLDS's layout; `table`, a CSV or Parquet file. "
+        "The block of the same name has its settings",
     )
     collect: CollectConfig = Field(default_factory=CollectConfig)
     minari: Minari = Field(default_factory=Minari)
     hdf5: Hdf5 = Field(default_factory=Hdf5)
+    rlds: Rlds = Field(default_factory=Rlds)
     table: Table = Field(default_factory=Table)

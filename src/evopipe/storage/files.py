@@ -101,8 +101,11 @@ def make_folder(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Flush a folder's list of entries to the device; without this a power cut may undo a rename in the folder."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """Flush a folder's list of entries to the device; without this a power cut may undo a rename in the folder. Nothing
+    happens on a system that opens no folders (Windows)."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
     except OSError as error:

@@ -1,20 +1,26 @@
-"""A file lock for one writer per run. The kernel releases it when its holder ends, however it ends."""
+"""A file lock for one writer per run. The system releases it when its holder ends, however it ends."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import socket
 import weakref
 from datetime import datetime
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
+
+from filelock import FileLock, Timeout
 
 from evopipe.errors import BusyError
 from evopipe.storage.files import make_folder, translating
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 _NOTE_LIMIT = 4096
 
@@ -33,19 +39,21 @@ class RunLock:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._handle: int | None = None
+        self._beside: Any = None  # the lock that counts on a system without fcntl; the file only has the note
 
     def __enter__(self) -> Self:
         if self._handle is not None:
             raise self._busy()
         make_folder(self.path.parent)
         with translating(self.path):
-            self._handle = self._acquire()
+            self._handle = self._acquire_beside() if fcntl is None else self._acquire()
             _held.add(self)
             try:
                 started = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
                 note = {"host": socket.gethostname(), "pid": os.getpid(), "started": started}
                 os.ftruncate(self._handle, 0)
-                os.pwrite(self._handle, (json.dumps(note) + "\n").encode(), 0)
+                os.lseek(self._handle, 0, os.SEEK_SET)
+                os.write(self._handle, (json.dumps(note) + "\n").encode())
             except BaseException:
                 self.__exit__()
                 raise
@@ -60,7 +68,7 @@ class RunLock:
 
     def _acquire(self) -> int:
         while True:
-            handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if self._is_current(handle):
@@ -71,6 +79,16 @@ class RunLock:
                     raise self._busy() from None
                 raise
             os.close(handle)  # its holder released and removed it between our open and our lock
+
+    def _acquire_beside(self) -> int:
+        """Lock a file beside this one: what Windows locks nobody else can read, and the note is for others."""
+        lock = FileLock(f"{self.path}.held", blocking=False, thread_local=False)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise self._busy() from None
+        self._beside = lock
+        return os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
 
     def _is_current(self, handle: int) -> bool:
         try:
@@ -83,6 +101,11 @@ class RunLock:
             os.close(self._handle)
             self._handle = None
             _held.discard(self)
+        if self._beside is not None:
+            with contextlib.suppress(OSError):  # Windows removes no file that is open
+                self.path.unlink()
+            self._beside.release()
+            self._beside = None
 
     def _busy(self) -> BusyError:
         """Name the holder; its note may be missing for the instant between locking and signing."""
@@ -103,4 +126,5 @@ def _drop_all() -> None:
 
 
 # A forked child shares the lock: without this an orphaned environment worker would keep a dead run's lock.
-os.register_at_fork(after_in_child=_drop_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_drop_all)

@@ -241,7 +241,7 @@ def _failure(folder: Path, code: int) -> EvopipeError:
     """Return the error by which a run's process ended, from its log."""
     if code < 0:
         name = signal.Signals(-code).name
-        memory = ": memory may have run out, lower --jobs" if -code == signal.SIGKILL else ""
+        memory = ": memory may have run out, lower --jobs" if name == "SIGKILL" else ""
         return ResourceError(f"its process was ended by {name}{memory}")
     with (folder / LOG).open("rb") as file:
         file.seek(max(0, os.path.getsize(folder / LOG) - _TAIL))
@@ -257,7 +257,8 @@ def _failure(folder: Path, code: int) -> EvopipeError:
 
 def _run(folder: Path, dataset: bool, one_of_many: bool, parent: int) -> None:
     """Run the stages in a folder that has a params.yaml; end the process with the exit code of a command."""
-    os.setsid()  # Ctrl-C in a terminal is for the sweep, which asks to end by SIGTERM
+    if hasattr(os, "setsid"):
+        os.setsid()  # Ctrl-C in a terminal is for the sweep, which asks to end by SIGTERM
     for signum, handler in ((signal.SIGINT, signal.SIG_IGN), (signal.SIGTERM, signal.SIG_DFL)):
         signal.signal(signum, handler)
     signal_at_parent_death(signal.SIGTERM)

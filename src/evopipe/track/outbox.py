@@ -32,6 +32,7 @@ ADVICE = "the run goes on and loses nothing, `evopipe track sync` brings the res
 _POLL_SECONDS, _LONGEST_PAUSE = 2.0, 60.0
 _GATHER_SECONDS = 1.5  # stages that end shortly after one another are brought together
 _Tell = Callable[[str], None]
+_ANSWERS = hasattr(os, "set_blocking")  # Windows by Python 3.12; else what went wrong is in the log alone
 _started: list[subprocess.Popen[bytes]] = []  # to be reaped at the next start, in a program that trains many times
 
 
@@ -64,9 +65,9 @@ class Outbox:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process is not None and self._process.stdin and self._process.stdout:
-            self._process.stdin.close()  # no more comes: the process ends by itself
-            self._process.stdout.close()
+        for pipe in (self._process.stdin, self._process.stdout) if self._process is not None else ():
+            if pipe is not None:
+                pipe.close()  # no more comes: the process ends by itself
 
     def deliver(self) -> None:
         """Start a process that delivers the record in its current state, and return at once.
@@ -108,7 +109,7 @@ class Outbox:
                 [sys.executable, "-m", "evopipe.track.outbox", *words],
                 bufsize=0,
                 stdin=subprocess.PIPE if follow else subprocess.DEVNULL,
-                stdout=subprocess.PIPE if follow else log,
+                stdout=subprocess.PIPE if follow and _ANSWERS else log,
                 stderr=log,
                 cwd=self._root,
                 env=env,
@@ -255,7 +256,7 @@ class _Redacted:
 
 def _main(folder: Path, root: Path, config: TrackingConfig, writer: int) -> None:
     """Deliver a record, while the process that writes it lives and keeps the other end of stdin open, and after."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, AttributeError):  # Windows has no `nice`
         os.nice(19)
     answer = os.dup(1)
     os.dup2(2, 1)  # what the trackers print is no answer
@@ -276,8 +277,11 @@ def _watch(over: threading.Event, seconds: float, writer: int) -> None:
     """Wait until the writer closes its end, or dies; then until the time is up, however stuck the rest is. Its death is
     looked for as well, for a process that it forked may hold the other end too."""
     with contextlib.suppress(OSError, ValueError):
-        while os.getppid() == writer and not select.select([0], [], [], _POLL_SECONDS)[0]:
-            pass
+        try:
+            while os.getppid() == writer and not select.select([0], [], [], _POLL_SECONDS)[0]:
+                pass
+        except OSError:  # Windows waits for sockets alone; there nobody else can hold the other end
+            os.read(0, 1)
     over.set()
     time.sleep(seconds)
     print(f"time is up after {seconds:g} s", file=sys.stderr, flush=True)

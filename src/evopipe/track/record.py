@@ -166,7 +166,7 @@ class TrackedRun:
         if isinstance(used.get("algos"), Mapping):
             used["algos"] = {self.algo: used["algos"].get(self.algo, {})}
         if isinstance(used.get("fetch"), Mapping):
-            sources = {"collect", "minari", "hdf5", "table", "generate", "jsonl", "datasets"}
+            sources = {"collect", "minari", "hdf5", "rlds", "table", "generate", "jsonl", "datasets"}
             unused = sources - {used["fetch"].get("source")}
             used["fetch"] = {name: value for name, value in used["fetch"].items() if name not in unused}
         return {n: v if isinstance(v, str) else json.dumps(v, sort_keys=True) for n, v in leaves(used)}

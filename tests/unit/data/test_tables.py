@@ -208,7 +208,7 @@ def test_a_file_without_a_value_is_damaged_missing_or_of_another_kind(tmp_path: 
     with pytest.raises(DataError, match=r"a\.csv: column 'reward' has no value in row 1 \(counted from 0"):
         read_table(config(str(tmp_path / "a.csv")), None, True)
     (tmp_path / "b.parquet").write_bytes(b"PAR1 and no more")
-    with pytest.raises(DataError, match=r"b\.parquet: is damaged, or no PARQUET file"):
+    with pytest.raises(DataError, match=r"b\.parquet: is damaged, or no Parquet file"):
         read_table(config(str(tmp_path / "b.parquet")), None, True)
     with pytest.raises(MissingInputError):
         read_table(config(str(tmp_path / "c.csv")), None, True)

@@ -118,7 +118,7 @@ def test_an_unknown_key_of_an_algorithm(edited: Edit) -> None:
             "  source: collect",
             "  source: colect",
             "  source:",
-            "fetch.source: must be 'collect', 'minari', 'hdf5' or 'table'",
+            "fetch.source: must be 'collect', 'minari', 'hdf5', 'rlds' or 'table'",
         ),
         (
             "activation: ReLU",

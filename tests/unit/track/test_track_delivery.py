@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -476,6 +477,52 @@ def test_a_registered_team_answers_by_agent(algo: str, kind: str, root: Path) ->
     assert {agent: gave[agent] for agent in own.agents} == {agent: each.tolist() for agent, each in actions.items()}
     for k, name in enumerate(shown):
         assert np.allclose(gave[name], after[:, k], rtol=1e-4, atol=1e-5)
+
+
+def asked_over_http(root: Path, inputs: Any) -> dict[str, Any]:
+    """What MLflow's own server answers that serves the registered model."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = ["models", "serve", "-m", "models:/cart/1", "--env-manager", "local", "-h", "127.0.0.1", "-p", str(port)]
+    uri = f"sqlite:///{root}/.evopipe/mlflow/mlflow.db"
+    with (root / "server.log").open("wb") as log:
+        server = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", "mlflow", *words], cwd=root, stdout=log, stderr=log,
+            env={**os.environ, "MLFLOW_TRACKING_URI": uri, "PYTHONPATH": ""}, start_new_session=True,
+        )  # fmt: skip
+    told = json.dumps({"inputs": inputs}).encode()
+    asked = urllib.request.Request(
+        f"http://127.0.0.1:{port}/invocations", told, headers={"Content-Type": "application/json"}
+    )
+    try:
+        while server.poll() is None:
+            with contextlib.suppress(ConnectionError, urllib.error.URLError), urllib.request.urlopen(asked) as answer:
+                return dict(json.loads(answer.read())["predictions"])
+            time.sleep(0.5)
+        raise AssertionError((root / "server.log").read_text())
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+@pytest.mark.slow
+def test_mlflows_own_server_answers_as_the_policy_acts(root: Path) -> None:
+    own = registered(root, "dqn")
+    obs = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+    gave = asked_over_http(root, obs.tolist())
+    assert gave["action"] == own.act(obs).tolist()
+    assert np.allclose(gave["values"], own.q_values(obs), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_mlflows_own_server_answers_a_policy_with_a_memory(root: Path) -> None:
+    own = registered(root, "ppo", network={"encoder_kind": "lstm", "encoder": [16], "latent": 16})
+    obs = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+    _, memory = own.step(obs)
+    gave = asked_over_http(root, {"obs": obs.tolist(), "memory": memory.tolist()})
+    action, after = own.step(obs, memory)
+    assert gave["action"] == action.tolist()
+    assert np.allclose(gave["memory"], after, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
