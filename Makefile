@@ -61,7 +61,7 @@ lint: setup ## format, lint, spelling, types, import contract
 check: lint ## what `make lint` looks at, then the tests
 	$(PYTEST)
 
-docs: setup ## build the pages as a site, build/site/index.html
+docs: setup ## build the pages as a site, build/site/index.html (OLDER_SITES=FOLDER: beside those of other versions)
 	sphinx-build -q -W --keep-going docs build/site
 	@echo "build/site/index.html"
 

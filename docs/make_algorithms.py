@@ -94,8 +94,9 @@ def _params(name: str, algo: algos.Algorithm) -> str:
     kind = "games" if algo.REGIME == "games" else "text" if algo.REGIME in algos.PROBLEMS["text"] else algo.ACTIONS[0]
     params = SMALL["team" if algo.TEAM else kind]
     more = ', "mode": "offline"' if name in OFFLINE else ', "warm_start": 0' if algo.REGIME == "off_policy" else ""
-    body = ", ".join(f"{_quoted(key)}: {_quoted(value)}" for key, value in params.items())
-    return f'{{{body}, "train": {{"algo": "{name}"{more}}}}}'
+    lines = [f"{_quoted(key)}: {_quoted(value)}" for key, value in params.items()]
+    lines.append(f'"train": {{"algo": "{name}"{more}}}')
+    return "\n    {\n" + "".join(f"        {line},\n" for line in lines) + "    }\n"
 
 
 def _quoted(value: Any) -> str:

@@ -10,10 +10,11 @@ from make_parameters import publish
 from evopipe import zoo
 from evopipe.formats import duration, interval, number, score
 from evopipe.zoo.row import SHARE, Over, ZooRow, sources
+from evopipe.zoo.shown import answer
 
 PAGE = Path(__file__).parent / "zoo.md"
 HOME = Path(__file__).parents[1]
-HEAD = ("row", "seeds", "IQM", "95 % interval", "steps", "CPU", "published", f"{SHARE:g} of it")
+HEAD = ("row", "seeds", "IQM", "95 % interval", "steps", "elite's", "CPU", "published", f"{SHARE:g} of it")
 INTRODUCTION = """\
 # The zoo
 
@@ -51,12 +52,15 @@ missing.
   interval is that of the stratified bootstrap ([Agarwal et al., 2021](https://arxiv.org/abs/2108.13264)), by the
   formulas of their library `rliable`. Over few seeds an interval is narrow rather than wide.
 - **steps** are those of the whole population, of one seed: training's, and those of every evaluation that chose the
-  elite. Published numbers count the training of one agent alone.
+  elite.
+- **elite's** are the steps in which the elite itself was trained, as published numbers count them: a member's where
+  members train side by side, the last trial's where one follows another; the mean over seeds.
 - **CPU** is what all stages of a seed cost, of one core. Of a run that was ended by SIGKILL, what it had done since it
   last started is not counted.
 - **published** are the score, its deviation and its steps, as far as the source says: {sources}.
 - **{share:g} of it**: whether the interval's lower end is at least {share:g} of the largest score published; of a
-  negative score, whether it lies at most {rest:g} of its size below.
+  negative score, whether it lies at most {rest:g} of its size below. A row that needed more steps for it than was
+  published, by the elite's, says so and does not count.
 
 `evopipe zoo verify` trains anew in an empty folder. Equal hashes of the elite's tensors settle it. Where the recorded
 code or machine are others, other bits are to be expected: then intervals must meet, or means agree to a tenth, and it
@@ -90,7 +94,6 @@ def render() -> str:
 
 
 def _line(row: ZooRow, over: Over) -> tuple[str, ...]:
-    reached = row.entry.reached(over)
     name = f"[{row.name}](../pipelines/{row.name})"
     published = "; ".join(
         f"{each.by} {score(each.score)}"
@@ -98,10 +101,11 @@ def _line(row: ZooRow, over: Over) -> tuple[str, ...]:
         + ("" if each.steps is None else f" ({each.steps:,})")
         for each in row.entry.published
     )
-    found = "" if reached is None else "yes" if reached else "**no**"
+    found = answer(row, over)
     return (
         name, str(over.seeds), score(over.iqm), interval(over.interval), f"{over.steps:,.0f}",
-        duration(over.cpu_seconds), published, found,
+        f"{over.agent_steps:,.0f}", duration(over.cpu_seconds), published,
+        found if found in ("", "yes") else f"**{found}**",
     )  # fmt: skip
 
 

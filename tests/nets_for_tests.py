@@ -31,6 +31,15 @@ class Evolving(Net):
         return wider | ({"remove hidden": {**kwargs, "hidden": hidden - 8}} if hidden > 8 else {})
 
 
+class Turning(Net):
+    """One whose changes say its arguments in another order, and of which one changes nothing."""
+
+    @staticmethod
+    def mutations(kwargs: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        turned = dict(sorted(kwargs.items(), reverse=True))
+        return {"same": turned, "wider": {**turned, "hidden": kwargs["hidden"] + 8}}
+
+
 class Unmapped(Net):
     """One that `torch.func.vmap` cannot run: what it does depends on a number."""
 

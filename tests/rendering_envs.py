@@ -100,7 +100,7 @@ class Unhurried(Drawn):
 class Invisible(Drawn):
     """Cannot be drawn."""
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"]}
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
 
 
 for _env in (Drawn, Masked, Endless, Breaks, Grey, Floats, Nothing, Unhurried, Invisible):

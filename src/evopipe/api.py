@@ -21,7 +21,7 @@ from evopipe.problems import check, part_of
 from evopipe.run.callbacks import Callback
 from evopipe.schema.tracking import TrackingConfig
 from evopipe.searchers.history import Record, read_lineage
-from evopipe.stages.tell import warn
+from evopipe.stages.tell import warn_once
 from evopipe.storage.files import read_bytes, read_json
 from evopipe.track import tracking
 
@@ -96,7 +96,7 @@ def run(
         chosen = stages.runnable()
         result = _run(settled, Path(folder), quiet, chosen, functions)
         if chosen == stages.WITHOUT_REPORT:
-            warn(stages.NO_REPORT)
+            warn_once(stages.NO_REPORT)
         written = [stage.name for stage in chosen if stage.name in ("evaluate", "export", "report")]
         tracking.attach(settled.tracking, written, Path(folder))
         return result

@@ -130,10 +130,13 @@ def _play(
     env: Annotated[str | None, typer.Option(metavar="ID", help="Another environment than the policy's own.")] = None,
     kwargs: Arguments = None,
     trust: Annotated[bool, typer.Option("--trust", help="Run the modules that the folder names.")] = False,
+    opponent: Annotated[
+        str | None, typer.Option(metavar="WHO", help="In a game: random, itself, an elite's folder, a league's file.")
+    ] = None,
     prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="What a language model is to complete.")] = None,
 ) -> None:
-    """Watch a policy: in a window, or as a file. A language model completes a prompt, or lines until an empty one; a
-    player of games plays them."""
+    """Watch a policy: in a window, as a file, or as the text of a game. A language model completes a prompt, or lines
+    until an empty one; a player of games plays them."""
     from evopipe.formats import score
     from evopipe.policies import film
     from evopipe.policies import play as player
@@ -149,7 +152,10 @@ def _play(
     if prompt is not None:
         raise UsageError(f"play: {folder} is no language model: it takes no --prompt")
     films = {path: partial(write, path) for write, path in ((film.gif, gif), (film.mp4, mp4)) if path}
-    if not (films or player.has_display()):
+    cfg = player.environment_of(policy, env, kwargs, trust)
+    if opponent is not None:
+        cfg = player.against(folder, cfg, opponent)
+    if not (films or player.has_display() or player.drawn_as_text(cfg)):
         raise UsageError(
             "play: there is no display here to open a window on; write a file instead: "
             f"evopipe play {shlex.quote(str(folder))} --gif play.gif, or --mp4 play.mp4"
@@ -157,10 +163,9 @@ def _play(
     for path in films:
         if path.is_dir():
             raise UsageError(f"play: {path} is a folder; give the name of a file")
-    cfg = player.environment_of(policy, env, kwargs, trust)
 
     say = lambda played: tell(f"seed {played.seed}: return {score(played.total)}, {played.steps} steps")  # noqa: E731
-    scores = player.watch(policy, cfg, list(films.values()), episodes, seed, max_steps, say)
+    scores = player.watch(policy, cfg, list(films.values()), episodes, seed, max_steps, say, typer.echo)
     if scores:
         mean = sum(played.total for played in scores) / len(scores)
         tell(f"{cfg.id}: mean return {score(mean)} of {len(scores)} episode{'s' * (len(scores) > 1)}")

@@ -4,6 +4,7 @@ what is refused."""
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -21,12 +22,15 @@ from evopipe.envs.workers import Workers
 from evopipe.errors import DataError, EvopipeError, MissingInputError, ParamsError
 from evopipe.params.load import Params, parse_params
 from evopipe.problems import check
+from evopipe.report.opponents import met
+from evopipe.run.drive import Saver
 from evopipe.run.league import League
 from evopipe.schema.train import SelfPlayConfig
 from evopipe.searchers.history import Opponent, read_lineage
 from evopipe.stages import population, train
 from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.storage.tensors import dump_arrays
+from evopipe.track.events import Generation
 from populations import begun, equal_states, go_on
 
 SMALL: dict[str, Any] = {
@@ -127,7 +131,7 @@ def test_a_run_that_stopped_and_one_with_workers_come_to_the_same_bits(kind: str
             go_on(run)
             if draw.random() < 0.2:
                 count += 1
-                store.save(count, *run.state())
+                Saver(run, store, 0.0).save()
                 held.close()
                 run, loaded = held.enter_context(begun(params, league=tmp_path / "league")), store.load()
                 assert loaded is not None
@@ -136,6 +140,65 @@ def test_a_run_that_stopped_and_one_with_workers_come_to_the_same_bits(kind: str
         (tensors, meta), (expected_tensors, expected_meta) = run.state(), expected
         assert equal_states((tensors, {}), (expected_tensors, {})) == []
         assert meta == expected_meta
+
+
+def test_opponents_that_no_checkpoint_names_are_removed(tmp_path: Path) -> None:
+    league, store = tmp_path / "league", CheckpointStore(tmp_path / "states")
+    left_behind = league / f"{'0' * 32}.npz"  # by a process that was killed before it could save, or remove it
+    with begun(small(), league=league) as run:
+        saver = Saver(run, store, 0.0)
+        named: list[set[str]] = []
+        while not run.reason:
+            go_on(run)
+            if run.clock.here == 0:
+                left_behind.write_bytes(b"nobody")
+                saver.save()
+                named.append({each.arrays for each in run.opponents})
+                assert {path.stem for path in league.glob("*.npz")} == set().union(*named[-2:])
+        assert len(set().union(*named)) > len(set().union(*named[-2:]))
+        expected = run.state()
+        newest = max(store.folder.iterdir())
+        (newest / "meta.json").write_bytes(b"{}")
+        left_behind.write_bytes(b"nobody")
+        saver._prune(league=run.league)  # type: ignore[arg-type]
+        assert left_behind.is_file(), "what a checkpoint names that cannot be read is not known"
+    with begun(small(), league=league) as run:
+        loaded = store.load()
+        assert loaded is not None
+        run.restore(loaded.tensors, loaded.meta)
+        assert {each.arrays for each in run.opponents} == named[-2]
+        while not run.reason:
+            go_on(run)
+        assert equal_states((run.state()[0], {}), (expected[0], {})) == []
+        assert run.state()[1] == expected[1]
+
+
+def test_events_and_the_page_tell_whom_a_generation_met(tmp_path: Path) -> None:
+    with begun(small(), league=tmp_path) as run:
+        while len(run.lineage) < 4:
+            go_on(run)
+        made_by = dict(enumerate(run.births))
+        told = [Generation.of(each, made_by, (), 1.0, (0, 0), (), run.told) for each in run.lineage[1:]]
+        signals = {(3, slot): {name: mean for name, (mean, _) in own.items()} for slot, own in run.told.items()}
+        lineage = list(run.lineage)
+    first, _, third = told
+    assert first.opponents == ()
+    assert first.metrics()["self_play/opponents"] == 0
+    assert third.opponents is not None
+    assert [(each.generation, each.arrays) for each in third.opponents] == [
+        (each.generation, each.arrays) for each in lineage[3].opponents or ()
+    ]
+    numbers = third.metrics()
+    assert (numbers["self_play/opponents"], numbers["self_play/newest_generation"]) == (2, 2)
+    returns = [own["charts/episodic_return"] for own in signals.values()]
+    assert numbers["self_play/training_return"] == pytest.approx(sum(returns) / len(returns))
+    rows = met(lineage, signals)
+    assert [(each.generation, len(each.opponents)) for each in rows] == [(1, 0), (2, 1), (3, 2)]
+    assert rows[0].told == "none: only the opponent of env.kwargs"
+    assert rows[2].told == ", ".join(f"{each.generation} ({each.arrays[:8]})" for each in third.opponents)
+    assert rows[2].training == numbers["self_play/training_return"]
+    assert math.isnan(rows[0].training)
+    assert rows[2].fitness == pytest.approx(np.mean([member.fitness for member in lineage[3].members]))
 
 
 @pytest.mark.parametrize("fault", ["damaged", "missing"])

@@ -122,7 +122,12 @@ def test_a_score_that_is_not_of_the_parameters_does_not_count(tmp_path: Path) ->
 
 def test_what_is_no_run_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    assert call(tmp_path, "compare", "a") == (66, "", "error: a: has no run (a/dvc.lock: not there)\n")
+    assert call(tmp_path, "compare", "a") == (
+        66,
+        "",
+        "error: a: has no run (a/dvc.lock: not there); compare reads what `dvc repro` and `evopipe sweep` left, not "
+        "folders that evopipe.train wrote in Python\n",
+    )
     assert call(tmp_path, "compare").code == 66
     assert call(tmp_path, "compare", "no-such-name").code == 64
 

@@ -80,8 +80,8 @@ class Row:
 
     Attributes:
         label: a short text with the parameters in which the configuration differs from others.
-        over: a text that says from which numbers `mean`, `interval` and `iqm` are computed. These are the mean returns
-            of the runs; if there is a single run, they are the returns of its episodes.
+        over: a text that says what `mean`, `interval` and `iqm` are statistics of. Of several runs, these are the runs'
+            mean returns. Of a single run, they are the returns of its episodes.
         runs: the configuration's runs.
         means: the mean return of each run.
         mean: the mean return.
@@ -197,7 +197,10 @@ def _run(name: str, read: _Read) -> Finished:
     try:
         lock, evaluation = (read(file) for file in (_LOCK, EVALUATION))
     except OSError as error:
-        raise MissingInputError(f"{name}: has no run ({error.filename}: not there)") from None
+        raise MissingInputError(
+            f"{name}: has no run ({error.filename}: not there); compare reads what `dvc repro` and `evopipe sweep` "
+            "left, not folders that evopipe.train wrote in Python"
+        ) from None
     try:
         stages = parse_yaml(lock.decode(), f"{name}: {_LOCK}").data["stages"]
         scored, report = stages["evaluate"], json.loads(evaluation)

@@ -103,7 +103,8 @@ class Module:
         if found is None:
             raise MissingInputError(
                 f"{self.module}: this network is code of its author's, in a module that is not imported here: install "
-                f"it and `import {home}` first, or, if you know where the folder comes from, load it with trust=True"
+                f"it and `import {home}` first, or, if you know where the folder comes from, load it with "
+                "--trust (trust=True)"
             )
         return found
 

@@ -5,10 +5,9 @@ Layers are padded to common widths, and members that lack a layer skip it. Pads 
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -57,28 +56,6 @@ def widest(archs: Sequence[Arch]) -> Arch:
     encoder, head = room([a.encoder for a in archs], archs[0].residual), room([a.head for a in archs])
     latent = round_up(max(a.latent for a in archs), WIDTH_MULTIPLE)
     return replace(archs[0], encoder=encoder, latent=latent, head=head)
-
-
-_units: list[tuple[Tensor, Tensor | None]] | None = None
-
-
-@contextlib.contextmanager
-def watched_units() -> Iterator[list[tuple[Tensor, Tensor | None]]]:
-    """Record the mean activity of hidden units while the `with` block lasts, in the list that the context manager
-    yields.
-
-    Each forward pass of a hidden layer adds a pair to the list. Its first entry `[P, H]` is the mean absolute output of
-    each unit over the batch, for P members and H units with padding. Its second entry is a mask `[P, 1, H]`, which is 1
-    for the units that a member has; it is None if all members have all H units. Residual and LSTM layers, and layers
-    that a C kernel runs, add nothing.
-    """
-    global _units
-    found: list[tuple[Tensor, Tensor | None]] = []
-    _units = found
-    try:
-        yield found
-    finally:
-        _units = None
 
 
 class Views(NamedTuple):
@@ -281,8 +258,7 @@ class Padded:
             if layer.gain is not None and layer.shift is not None:
                 f = layer_norm(f, layer.gain, layer.shift, self.masks[i])
             f = activate(f, self.runs)
-            if _units is not None:
-                _units.append((f.detach().abs().mean(dim=1), self.masks[i]))
+            dense.saw(f, self.masks[i])
             x = self._leave(i, layer, x, f)
         if not self.widths.outputs:
             return x

@@ -24,7 +24,7 @@ from evopipe.storage.files import make_folder, write_bytes
 _READERS = {".csv": "csv", ".parquet": "parquet", ".pq": "parquet"}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
     """Recorded steps in their order in time, as columns: data for offline learning, or to fill a replay buffer at the
     start.
@@ -39,6 +39,8 @@ class Dataset:
         >>> import numpy as np
         >>> from evopipe import Dataset
         >>> data = Dataset.from_arrays(np.zeros((4, 3)), np.array([0, 1, 1, 0]), np.ones(4), np.array([0, 1, 0, 0]))
+        >>> data
+        <Dataset: 4 steps; observations float64 [3], actions int64, rewards float64, terminals int64>
         >>> sorted(data.columns), len(data)
         (['actions', 'observations', 'rewards', 'terminals'], 4)
     """
@@ -160,6 +162,11 @@ class Dataset:
 
     def __len__(self) -> int:
         return len(self.columns["rewards"])
+
+    def __repr__(self) -> str:
+        shapes = ((name, column.dtype, list(column.shape[1:])) for name, column in self.columns.items())
+        each = ", ".join(f"{name} {kind}{f' {shape}' if shape else ''}" for name, kind, shape in shapes)
+        return f"<Dataset: {len(self):,} steps; {each}>"
 
     def save(self, path: str | Path) -> Path:
         """Write the dataset to an HDF5 file in D4RL's layout; return the file's path.

@@ -203,8 +203,15 @@ def player(named: str, game: Game) -> Player:
 
 
 def league_player(arrays: str, game: Game, explore: float = 0.0) -> Player:
-    """Return a player who acts by arrays in a file that is named by its hash. The player draws actions from its policy;
-    one that computes action values acts greedily. With the probability `explore` an action is a random one.
+    """Return a player of a league: an earlier member, whose network is in a file.
+
+    A player with a policy draws its actions from the policy. A player with action values takes the action of highest
+    value.
+
+    Args:
+        arrays: the path of the file with the network's arrays. The file's name is its own hash, see `digest`.
+        game: the game to be played.
+        explore: the probability that an action is instead a random legal one.
 
     Raises:
         MissingInputError: the file does not exist.

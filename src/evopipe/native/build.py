@@ -106,17 +106,6 @@ def by_operators() -> Iterator[None]:
         _wholly = True
 
 
-@contextlib.contextmanager
-def by_torch() -> Iterator[None]:
-    """Let torch compute everything, without kernels, while the `with` block lasts."""
-    global _chosen
-    before, _chosen = _chosen, None
-    try:
-        yield
-    finally:
-        _chosen = before
-
-
 def done(starved: int) -> None:
     """Raise MemoryError if a C kernel could not allocate memory.
 

@@ -203,12 +203,30 @@ static int lay_out_of(const dense_call *c, int p, layer *found) {
                  c->x + (ptrdiff_t)p * c->rows * c->inputs, c->saved + p * c->saved_stride, found);
 }
 
+// Write the mean size of what each unit made of the rows.
+static void sizes_of(const layer *l, int rows, float *to) {
+  for (int j = 0; j < l->n; j++) to[j] = 0.0f;
+  for (int b = 0; b < rows; b++)
+    for (int j = 0; j < l->n; j++) to[j] += fabsf(l->f[(ptrdiff_t)b * l->n + j]);
+  for (int j = 0; j < l->n; j++) to[j] /= (float)rows;
+}
+
+// Write the activity of a member's layers, each in the place that its plan gives it.
+static void activity_of(const dense_call *c, int p, const layer *layers, int count) {
+  const int32_t *plan = c->plan + (ptrdiff_t)p * c->layers * FIELDS;
+  for (int i = 0; i < count; i++) {
+    const ptrdiff_t place = (layers[i].at - plan) / FIELDS;
+    sizes_of(&layers[i], c->rows, c->activity + (p * c->layers + place) * c->width);
+  }
+}
+
 void dense_forward(const dense_call *c) {
   for (int p = 0; p < c->members; p++) {
     layer found[MOST];
     const int count = lay_out_of(c, p, found), outputs = c->outputs;
     float *to = c->out + (ptrdiff_t)p * c->rows * outputs;
     forward(c->values + p * c->values_stride, c->rows, found, count, c->packed);
+    if (c->activity) activity_of(c, p, found, count);
     const float *from = count ? found[count - 1].y : c->x + (ptrdiff_t)p * c->rows * c->inputs;
     const int width = count ? found[count - 1].out : c->inputs, kept = width < outputs ? width : outputs;
     for (int b = 0; b < c->rows; b++) {

@@ -5,9 +5,10 @@ Both compute the same function: products, normalisation, activation and blending
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, get_args
 
 import torch
@@ -25,6 +26,37 @@ PANEL = 32  # columns of a packed panel, at most
 _NO_WAY_BACK = (0,) * 6
 
 
+_units: list[tuple[Tensor, Tensor | None]] | None = None
+
+
+@contextlib.contextmanager
+def watched_units() -> Iterator[list[tuple[Tensor, Tensor | None]]]:
+    """Record the mean activity of hidden units while the `with` block lasts, in the list that the context manager
+    yields.
+
+    Each forward pass through hidden layers adds a pair for its L layers, or a pair for each layer. The first entry of a
+    pair, `[P, L, H]`, is the mean absolute output of each unit over the batch, for P members and H units with padding.
+    The second entry is a mask `[P, L, H]`, which is above 0 for the units that a member has; it is None if all members
+    have all units. Residual and LSTM layers add nothing.
+    """
+    global _units
+    found: list[tuple[Tensor, Tensor | None]] = []
+    _units = found
+    try:
+        yield found
+    finally:
+        _units = None
+
+
+def saw(outputs: Tensor, mask: Tensor | None) -> None:
+    """Record the outputs `[P, B, H]` of one hidden layer, if `watched_units` asks for them.
+
+    `mask` `[P, 1, H]` is above 0 for the units that a member has; None if all members have all H units.
+    """
+    if _units is not None:
+        _units.append((outputs.detach().abs().mean(dim=1, keepdim=True), mask))
+
+
 @dataclass(frozen=True)
 class LayerPlan:
     """The layout of the dense layers of several members' networks, in the form that the C kernels read.
@@ -35,6 +67,7 @@ class LayerPlan:
         members: P, the number of members.
         layers: the number of layers.
         start: the index in a flat row of parameters at which the first layer's weights begin.
+        hidden: how many of the layers are hidden; the others are the output layer.
         room: the number of float32 numbers that the largest network keeps for the backward pass, for each input of a
             batch.
         widest: the largest width of any layer or input.
@@ -44,10 +77,17 @@ class LayerPlan:
     fields: Tensor
     members: int
     layers: int
+    hidden: int
     start: int
     room: int
     widest: int
     out: int
+
+    @cached_property
+    def there(self) -> Tensor:
+        """Which units of the hidden layers a member has, `[P, layers, widest]` bool."""
+        hidden = self.fields[:, : self.hidden]
+        return torch.arange(self.widest) < (hidden[..., 0] * (hidden[..., -1] == 0))[..., None]
 
     @classmethod
     def of(cls, structure: Any, first: int, inputs: int) -> LayerPlan:
@@ -83,7 +123,8 @@ class LayerPlan:
         every = [layer for _, layer in hidden] + [*structure.layout.output]
         out = structure.widths.outputs or (structure.layout.hidden[-1].out if hidden else inputs)
         fields = torch.tensor(rows, dtype=torch.int32).view(len(rows), len(every), 10)
-        return cls(fields, len(rows), len(every), every[0].weight.start if every else 0, room, widest, out)
+        start = every[0].weight.start if every else 0
+        return cls(fields, len(rows), len(every), len(hidden), start, room, widest, out)
 
 
 def plan_of(net: Net, inputs: int, lstm: bool = False) -> LayerPlan | None:
@@ -158,10 +199,13 @@ def _forward(x: Tensor, anchor: Tensor, plan: LayerPlan) -> tuple[Tensor, Tensor
     assert members == plan.members
     out, saved = x.new_empty(members, rows, plan.out), x.new_empty(members, rows * plan.room)
     packed = x.new_empty(max(plan.widest, rows) * PANEL)
+    activity = None if _units is None else x.new_zeros(members, plan.layers, plan.widest)
     build.kernels().dense_forward(header.of("dense_call")(
         at(plan.fields), plan.layers, members, rows, inputs, plan.out, at(x), _values(anchor, plan),
-        anchor.stride(0), at(saved), rows * plan.room, at(packed), at(out), *_NO_WAY_BACK,
+        anchor.stride(0), at(saved), rows * plan.room, at(packed), at(out), at(activity), plan.widest, *_NO_WAY_BACK,
     ))  # fmt: skip
+    if _units is not None and activity is not None and plan.hidden:
+        _units.append((activity[:, : plan.hidden], plan.there))
     return out, saved
 
 
@@ -192,7 +236,7 @@ def _dense() -> Any:
             learns = ctx.needs_input_grad[1]
             build.kernels().dense_backward(header.of("dense_call")(
                 at(plan.fields), plan.layers, members, rows, inputs, plan.out, at(x), _values(anchor, plan),
-                anchor.stride(0), at(saved), rows * plan.room, at(packed), 0, at(out_grad),
+                anchor.stride(0), at(saved), rows * plan.room, at(packed), 0, 0, 0, at(out_grad),
                 _values(anchor.grad, plan) if learns else 0, anchor.grad.stride(0) if learns else 0, at(x_grad),
                 at(scratch), room,
             ))  # fmt: skip

@@ -87,11 +87,11 @@ def by_policy(
 def by_choice(
     choice: Choice, actions: int, observations: int, places: Tensor, of: Played, shown: Normalised | None = None
 ) -> Callable[[int], None] | None:
-    """Return a function that plays evaluation episodes greedily by the C kernels; None if the kernels cannot play them.
+    """Return a function that plays a part of an evaluation by the C kernels; None if the kernels cannot play it.
 
-    The returned function takes one integer, the most steps that each environment takes before the function returns. It
-    returns nothing, and updates the tensors in `of` in place. It must be called until no environment plays an episode
-    any more, see `Played.playing`. `by_choice` serves off-policy algorithms, whose networks are not recurrent.
+    The returned function takes an integer n. Each environment then takes at most n greedy steps, and the results are
+    written into the tensors in `of`. Call it again until no environment is within an episode (`Played.playing`).
+    `by_choice` is for off-policy algorithms, whose networks are not recurrent.
 
     Args:
         choice: the way in which members choose actions.

@@ -28,10 +28,10 @@ def declarations() -> Any:
 
 @cache
 def own_declarations() -> Any:
-    """Return a `cffi.FFI` for the library of a user's environment.
+    """Return the C declarations that are needed to load a user's compiled environment, as a `cffi.FFI`.
 
-    The `cffi.FFI` has the declarations of the C headers, and that of the struct `the_environment`, which the user's
-    file must define.
+    These are the declarations in the C headers, and that of `the_environment`: the struct which every file of a user
+    defines.
     """
     found = type(declarations())()
     found.include(declarations())
@@ -40,7 +40,7 @@ def own_declarations() -> Any:
 
 
 def at(tensor: Tensor | None) -> int:
-    """Return the address of a tensor's data; 0, which is NULL in C, for None."""
+    """Return the memory address of a tensor's data. For None it is 0, which C reads as NULL."""
     return 0 if tensor is None else tensor.data_ptr()
 
 

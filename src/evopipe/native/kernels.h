@@ -30,6 +30,8 @@ typedef struct {  // dense layers alone, for torch's graph
   ptrdiff_t saved_stride;
   float *packed;          // scratch of a product
   float *out;             // [P, rows, outputs]; zeros beyond a member's own units
+  float *activity;        // [P, layers, `width`]: each unit's mean size over the rows, if asked for; pads are left
+  ptrdiff_t width;
   const float *out_grad;  // [P, rows, outputs], and all that follows: of the way back alone
   float *grads;           // [P, …], added to
   ptrdiff_t grads_stride;

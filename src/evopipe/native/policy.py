@@ -84,7 +84,7 @@ def described(cfg: Any, state: Any, team: Places | None) -> Policy | None:
     """
     structure = state.actor.structure
     known: dict[Any, Any] | None = getattr(getattr(structure, "inner", structure), "plans", None)
-    if build.chosen() is None or known is None or torch.compiler.is_compiling() or cfg.spaces.images:
+    if not build.serve_wholly() or known is None or cfg.spaces.images:
         return None
     if cfg.spaces.kind not in KINDS:
         return None

@@ -171,13 +171,13 @@ def proximal(
     chances: Distribution, action: Tensor, log_prob: Tensor, advantage: Tensor, value: Tensor, old_value: Tensor,
     target: Tensor, hp: Hyper, clip_value: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return each step's term of PPO's loss, and an estimate ρ − 1 − log ρ of the policy's divergence from the old
-    policy.
+    """Return two numbers for each step: its term of PPO's loss, and how far the policy has moved from the old one.
 
-    The loss is −min(ρ Â, clip(ρ, 1 − ε, 1 + ε) Â) + c_v ½ (V − V̂)² − c_h H (Schulman et al., 2017, eq. 9). ρ is the
-    ratio of the action's probabilities under the current and the old policy, and H is the current policy's entropy. The
-    two results and all arguments that are tensors are `[P, …]` for P members. `action` may have one dimension more,
-    as continuous actions do.
+    The second number is ρ − 1 − log ρ, an estimate of the Kullback-Leibler divergence. The loss is −min(ρ Â, clip(ρ, 1
+    − ε, 1 + ε) Â) + c_v ½ (V − V̂)² − c_h H (Schulman et al., 2017, eq. 9). ρ is the ratio of the action's
+    probabilities under the current and the old policy, and H is the current policy's entropy. The two results and all
+    arguments that are tensors are `[P, …]` for P members. `action` may have one dimension more, as continuous actions
+    do.
 
     Args:
         chances: the current policy's action distribution, for H and the numerator of ρ.

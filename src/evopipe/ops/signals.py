@@ -79,17 +79,17 @@ def dormant(activity: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
     A unit is dormant if its mean absolute output is at most 0.025 of its layer's mean (Sokar et al., "The dormant
     neuron phenomenon in deep reinforcement learning", 2023).
 
-    `activity` holds a pair for each layer: the mean absolute output of every unit, `[P, H]`, and a mask `[P, 1, H]` of
-    the units that each member has. The mask is None if all members have all H units.
+    `activity` holds a pair for each L layers: the mean absolute output of every unit, `[P, L, H]`, and a mask
+    `[P, L, H]` of the units that each member has. The mask is None if all members have all L · H units.
     """
     idle, count = [], []
     for size, mask in activity:
-        there = torch.ones_like(size, dtype=torch.bool) if mask is None else (mask[:, 0] > 0).expand_as(size)
-        units = there.sum(dim=1, keepdim=True)
-        usual = (size * there).double().sum(dim=1, keepdim=True) / units.clamp(min=1)
-        idle.append((there & (size <= _DORMANT * usual)).sum(dim=1))
-        count.append(units[:, 0])
-    return torch.stack(idle, dim=1).sum(dim=1).double() / torch.stack(count, dim=1).sum(dim=1)
+        there = torch.ones_like(size, dtype=torch.bool) if mask is None else mask > 0
+        units = there.sum(dim=2, keepdim=True)
+        usual = (size * there).sum(dim=2, keepdim=True, dtype=torch.float64) / units.clamp(min=1)
+        idle.append((there & (size <= _DORMANT * usual)).sum(dim=(1, 2)))
+        count.append(units.sum(dim=(1, 2)))
+    return sum(idle[1:], idle[0]).double() / sum(count[1:], count[0])
 
 
 def of_values(weight: Tensor, q: Tensor, q_minus: Tensor | None) -> dict[str, Tensor]:

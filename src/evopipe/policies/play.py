@@ -9,12 +9,14 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from evopipe.envs.make import close, guard, make_env
+from evopipe.envs.make import close, guard, make_env, opened
 from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, UsageError, text_of
+from evopipe.policies import board
 from evopipe.policies.acting import Explained, Moment
 from evopipe.schema.env import EnvConfig
 from evopipe.watchdog import Hung
@@ -155,19 +157,22 @@ def watch(
     seed: int = 0,
     max_steps: int | None = None,
     tell: Callable[[Score], None] | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> list[Score]:
-    """Play greedy episodes in a window or into films, and return one score per episode.
+    """Play greedy episodes in a window, as text or into films, and return one score per episode.
 
     Args:
         policy: the policy, for one agent or a team.
         cfg: the environment's configuration, as `environment_of` returns it.
         films: a function for each film, such as `film.gif` with its path set. It takes the frames per second, and
             returns a context manager that yields a function to call with each frame. Without films, a window shows the
-            environment at its own speed.
+            environment at its own speed; one that only draws itself as text (`drawn_as_text`) has no window.
         episodes: the number of episodes; their seeds are `seed`, `seed + 1`, …
         seed: the seed of the first episode.
         max_steps: the most steps of an episode; None for the environment's own limit, or 10,000 if it has none.
         tell: a function that is called with the score after each episode.
+        say: a function that is called with each text of an environment that draws itself as text, unless there are
+            films. The first text of an episode of a game says which player the policy is.
 
     Returns:
         The scores; fewer than `episodes` if the window was closed.
@@ -182,16 +187,21 @@ def watch(
         if films:
             stack.enter_context(_without_display())
         env = stack.enter_context(_opened(cfg, policy, "rgb_array" if films else "human"))
+        text = not films and env.render_mode == "ansi"
         shows = [stack.enter_context(film(_fps(env))) for film in films]
         for number in range(seed, seed + episodes):
-            rewards = []
+            rewards: list[float] = []
             for reward, _ in _episode(env, cfg, policy, number, max_steps):
+                if text and say is not None:
+                    if not rewards and (seat := board.seated(env)):
+                        say(seat)
+                    say(f"{env.render()}\n")
                 rewards.append(reward)
                 if films:
                     frame = _draw(env, cfg)
                     for show in shows:
                         show(frame)
-                elif _window_closed():
+                elif not text and _window_closed():
                     return scores
             scores.append(Score(number, sum(rewards), len(rewards) - 1))
             if tell is not None:
@@ -245,6 +255,36 @@ def environment_of(
         raise UsageError(f"the environment cannot be used: {error}") from error
 
 
+def drawn_as_text(cfg: EnvConfig) -> bool:
+    """Return whether an environment only draws itself as text, by the render mode `ansi`, as games do.
+
+    Raises:
+        ParamsError, EnvironmentFailed: the environment cannot be made.
+    """
+    with opened(cfg) as env:
+        modes = env.metadata.get("render_modes") or ()
+    return "ansi" in modes and not {"human", "rgb_array"} & {*modes}
+
+
+def against(policy_folder: Path, cfg: EnvConfig, opponent: str) -> EnvConfig:
+    """Return the configuration of a game with another opponent.
+
+    Args:
+        policy_folder: the folder of the policy, who is meant by `itself`.
+        cfg: the game's configuration.
+        opponent: `random`, `itself`, the folder of an elite, the file of an opponent, or `module:function`.
+
+    Raises:
+        UsageError: the environment is not a game of several players.
+        ParamsError, MissingInputError, DataError, EnvironmentFailed: the game cannot be made with this opponent.
+    """
+    with opened(cfg) as env:
+        kwargs = board.against(opponent, policy_folder, env, cfg.kwargs)
+    found = cfg.model_copy(update={"kwargs": kwargs})
+    with opened(found):  # what is wrong with the opponent is told before a film is begun
+        return found
+
+
 def has_display() -> bool:
     """Return whether a window can be opened on this machine."""
     if os.environ.get("SDL_VIDEODRIVER") in _UNSEEN:
@@ -278,10 +318,14 @@ def _explained(cfg: EnvConfig) -> Iterator[None]:
         if "video device" in text or "x11 not available" in text or "wayland not available" in text:
             raise UsageError(f"play: no window can be opened ({text}); write a file with --gif or --mp4") from error
         if "OpenGL" in text and not _has_screen():
+            why = (
+                "MuJoCo draws by neither EGL nor OSMesa; install one of them (libegl1 with a driver, or libosmesa6),"
+                " or set MUJOCO_GL to what is there"
+            )
+            if chosen := os.environ.get(_GL):
+                why = f"MuJoCo cannot draw by {_GL}={chosen}; unset it, and EGL and OSMesa are tried"
             raise EnvironmentFailed(
-                f"environment {cfg.id!r} cannot be drawn: there is no display here, and MuJoCo draws by neither EGL "
-                "nor OSMesa; install one of them (libegl1 with a driver, or libosmesa6), or set MUJOCO_GL to what is "
-                f"there ({text})"
+                f"environment {cfg.id!r} cannot be drawn: there is no display here, and {why} ({text})"
             ) from error
         raise EnvironmentFailed(
             f"environment {cfg.id!r} raised {type(error).__name__} while the policy played: {text}; "
@@ -309,6 +353,9 @@ def _make(cfg: EnvConfig, mode: str) -> gymnasium.Env[Any, Any]:
         _draw_mujoco_unseen()
     if mode in modes:
         return make_env(cfg, mode)
+    if "rgb_array" not in modes and "ansi" in modes:
+        drawn = make_env(cfg, "ansi")
+        return board.TextFrames(drawn) if mode == "rgb_array" else drawn
     if "rgb_array" not in modes:
         raise EnvironmentFailed(
             f"environment {cfg.id!r} cannot draw itself (its metadata lists the render modes {list(modes)}); give it "

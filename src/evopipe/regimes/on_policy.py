@@ -222,8 +222,8 @@ class OnPolicy:
     def advance(self, most: int = 1) -> None:
         """Take one step in every environment, then learn from the rollouts that are complete.
 
-        If the user gave a function `collect_rollouts`, it collects the rest of a rollout instead of the one step.
-        Environments in C may take up to `most` steps, none beyond the end of a rollout.
+        In two cases more than one step is taken, but none beyond the end of a rollout. A user's function
+        `collect_rollouts` takes all that the rollout still needs. Environments in C take at most `most` steps.
 
         Raises:
             UsageError: the user's `collect_rollouts` recorded another number of steps than it was asked for.

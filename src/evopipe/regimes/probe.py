@@ -18,9 +18,9 @@ from torch import Tensor
 from evopipe.core import optim
 from evopipe.core.cohort import Cohort
 from evopipe.core.net import Net
-from evopipe.core.padded import watched_units
 from evopipe.memory.rollout import TERMINATED
 from evopipe.native import build
+from evopipe.native.dense import watched_units
 from evopipe.ops import signals as ops
 from evopipe.regimes.told import of_batch, of_each
 from evopipe.rng import Stream
@@ -185,7 +185,7 @@ def _observed(spec: Any, batch: Any) -> dict[str, Tensor]:
 def _dormant(spec: Any, state: Any, batch: Any) -> dict[str, Tensor]:
     """Return the share of idle units in what members act by; nothing of networks without plain hidden layers."""
     obs = batch.obs if batch.obs.ndim == 3 else batch.obs.flatten(1, 2)
-    with build.by_torch(), watched_units() as units:
+    with build.by_operators(), watched_units() as units:
         spec.algo.greedy(spec.algo_config, state, obs, None)
     return {DORMANT: ops.dormant(units)} if units else {}
 

@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 from evopipe.errors import DataError, EvopipeError
 from evopipe.formats import leaves
 from evopipe.layout import ELITE
-from evopipe.report import advice, draw, figures, words
+from evopipe.report import advice, draw, figures, opponents, words
 from evopipe.report.family import Family
 from evopipe.report.read import FinishedRun, read
 
@@ -28,6 +28,7 @@ FRAMES = 300  # at most; a longer episode is shown in larger steps
 BUDGET = 700_000  # bytes; a third more as the page's text
 _LONGEST = 2_000  # steps; drawing all of an endless episode would take minutes
 _SLOWEST = 100  # milliseconds a frame; an episode that would need more is shown faster than it was
+_MOVES = 1  # frames a second, at most, of games, whose moves are to be followed
 _REST = 1_200  # milliseconds that the last frame stays
 _PLANS = ((60, 1), (35, 1), *((15, 2**n) for n in range(9)))  # quality, every how many-th frame: the first that fits
 _SAMPLE = 16  # frames to judge by: encoding all of them may take seconds
@@ -71,8 +72,8 @@ def compose(run: FinishedRun, params: Mapping[str, Any], movie: _Movie | str, fa
         movie: the film of the run's elite (the best member), or a sentence that stands in its place.
         family: a comparison of several configurations, which becomes a section; None for no such section.
     """
-    html = words.template("page.html.j2", True, figures=figures, words=words, flat=_flat, breakable=_breakable,
-                          inline=_inline)  # fmt: skip
+    html = words.template("page.html.j2", True, figures=figures, opponents=opponents, words=words, flat=_flat,
+                          breakable=_breakable, inline=_inline)  # fmt: skip
     provenance, algo = dict(run.policy["provenance"]), run.policy["algo"]
     machine = provenance.pop("fingerprint", {})
     provenance.setdefault("git_revision", None)
@@ -156,7 +157,8 @@ class _Movie:
         """Return what was filmed, within the budget."""
         from evopipe.policies.film import animate
 
-        images, gap = frames.images, min(_SLOWEST, frames.gap)
+        images = frames.images
+        gap = frames.gap if frames.fps <= _MOVES else min(_SLOWEST, frames.gap)
         webp = partial(animate, kind="WEBP", unit=1, rest=_REST, method=1)  # little effort: 100 frames take a second
         middle = max(0, len(images) // 2 - _SAMPLE // 2)
         sample = images[middle : middle + _SAMPLE]

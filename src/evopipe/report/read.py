@@ -18,6 +18,7 @@ from evopipe import layout
 from evopipe.errors import DataError
 from evopipe.report import words
 from evopipe.report.lives import Key, Life, lives_of
+from evopipe.report.opponents import Met, met
 from evopipe.searchers.history import Origin, Record, Scored, origins, read_lineage
 from evopipe.storage.files import parse_json, read_bytes, read_json
 from evopipe.storage.folders import read_folder
@@ -297,6 +298,7 @@ class FinishedRun:
         replays: the results of `evopipe replay` for this elite; None if there are none.
         lessons: the generations in which a curriculum changed the training environments, each with those keyword
             arguments that differ in the run; empty without a curriculum.
+        met: how each generation trained by self-play, and against whom; empty without self-play.
     """
 
     generations: tuple[_Generation, ...]
@@ -311,6 +313,7 @@ class FinishedRun:
     lives: tuple[Life, ...] = ()
     replays: _Replays | None = None
     lessons: tuple[tuple[int, Mapping[str, Any]], ...] = ()
+    met: tuple[Met, ...] = ()
 
     @cached_property
     def slots(self) -> int:
@@ -403,11 +406,12 @@ def read(folder: Path) -> FinishedRun:
         elite=elite,
         members=tuple(last),
         timing=_rows(folder, layout.TIMING, _Timing),
-        signals=_signals(folder),
+        signals=(signals := _signals(folder)),
         told=_told(folder, beside) if beside else None,
         lives=lives_of(lineage, {row.generation: row.env_steps for row in generations}),
         replays=_replays(folder, summary.elite),
         lessons=_lessons(lineage),
+        met=met(lineage, signals),
     )
 
 

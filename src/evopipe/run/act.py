@@ -67,9 +67,9 @@ def places_of(cohorts: Sequence[Cohort]) -> list[list[int]]:
 def choosers(
     spec: EnvSpec, cohorts: Sequence[Cohort], rows: np.ndarray, places: Sequence[Sequence[int]]
 ) -> list[Chooser] | None:
-    """Return for each cohort an object that chooses its members' actions, with exploration, by the native kernels.
+    """Return the objects by which the C kernels choose members' actions, with exploration: one for each cohort.
 
-    The result is None if the kernels cannot do this, and torch has to choose the actions.
+    The result is None if the kernels cannot choose them. Torch then does.
 
     Args:
         spec: the run's configuration.

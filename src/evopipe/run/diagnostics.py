@@ -14,6 +14,7 @@ from evopipe.core.graphs import upload
 DIGITS = 6
 """Significant digits that are kept of a signal: the others depend on who shares a computation."""
 _PREFIX, _BEGUN = "signal.", "signals.begun"
+_MOST = 16  # notes that are entered into the table together
 
 
 class Diagnostics:
@@ -34,6 +35,7 @@ class Diagnostics:
         self.begun = torch.zeros(members, dtype=torch.float64, device=device)
         self._names: list[str] = []
         self._table = self.begun.new_zeros(members, 0, 3)  # of each name: sum, count and last
+        self._noted: list[tuple[tuple[int, ...], list[str], Tensor]] = []  # not in the table yet: slots, names, values
 
     def forget(self, slots: Sequence[int], updates: Tensor | None = None) -> None:
         """Clear the signals of these slots (places in the population) at the beginning of a generation.
@@ -41,6 +43,7 @@ class Diagnostics:
         `updates` `[n]` is the number of updates that the member of each slot has made so far. The attribute `begun`
         stores these numbers. If `updates` is None, `begun` does not change.
         """
+        self._settle()
         rows = upload(torch.tensor(slots, dtype=torch.int64), self.begun.device)
         self._table[rows] = 0.0
         if updates is not None:
@@ -52,13 +55,31 @@ class Diagnostics:
         `values` maps a signal's name to a tensor `[n]`, with one number for each of the n slots. The host does not wait
         for the device.
         """
-        if new := [name for name in values if name not in self._names]:
+        at = self.begun.device  # environments on the host count their episodes there
+        each = [upload(x.double(), at) if x.device != at else x.double() for x in values.values()]
+        self._noted.append((tuple(slots), list(values), torch.stack(each, dim=1)))
+        if len(self._noted) >= _MOST:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Enter into the table what was noted since: what the same members have new of other names all at once."""
+        waiting, self._noted = self._noted, []
+        while waiting:
+            slots, names, values = waiting.pop(0)
+            found, names = [values], list(names)
+            while waiting and waiting[0][0] == slots and not {*names} & {*waiting[0][1]}:
+                _, more, values = waiting.pop(0)
+                names += more
+                found.append(values)
+            self._enter(slots, names, torch.cat(found, dim=1))
+
+    def _enter(self, slots: Sequence[int], names: Sequence[str], last: Tensor) -> None:
+        """Add a value `[n, k]` of each of k signals to the members in n slots."""
+        if new := [name for name in names if name not in self._names]:
             self._names += new
             self._table = torch.cat((self._table, self.begun.new_zeros(len(self.begun), len(new), 3)), dim=1)
         rows = upload(torch.tensor(slots), self.begun.device)[:, None]
-        columns = upload(torch.tensor([self._names.index(name) for name in values]), self.begun.device)
-        at = self.begun.device  # environments on the host count their episodes there
-        last = torch.stack([upload(x.double(), at) if x.device != at else x.double() for x in values.values()], dim=1)
+        columns = upload(torch.tensor([self._names.index(name) for name in names]), self.begun.device)
         total, count, _ = self._table[rows, columns].unbind(dim=-1)
         self._table[rows, columns] = torch.stack((total + last, count + 1.0, last), dim=-1)
 
@@ -68,6 +89,7 @@ class Diagnostics:
 
         Signals without a value are left out. Names are sorted, because a checkpoint does not store their order.
         """
+        self._settle()
         return [
             {
                 name: (rounded(total / count), rounded(last))
@@ -78,6 +100,7 @@ class Diagnostics:
         ]
 
     def state(self) -> dict[str, Tensor]:
+        self._settle()
         table = self._table.to("cpu", copy=True)
         return {_BEGUN: self.begun.to("cpu", copy=True)} | {
             _PREFIX + name: table[:, i].contiguous() for i, name in enumerate(self._names)
@@ -85,6 +108,7 @@ class Diagnostics:
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore the signals from tensors that `state` returned; other tensors in the mapping are ignored."""
+        self._noted = []
         self._names = [name.removeprefix(_PREFIX) for name in tensors if name.startswith(_PREFIX)]
         tables = [tensors[_PREFIX + name] for name in self._names]
         self._table = torch.stack(tables, dim=1).to(self.begun.device) if tables else self._table[:, :0]

@@ -8,6 +8,7 @@ from typing import Any
 
 from evopipe.run.callbacks import Callbacks
 from evopipe.run.evaluate import Stopped
+from evopipe.run.league import League
 from evopipe.run.run import Run
 from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.track.events import Generation, Message, Progress, Tracker
@@ -130,5 +131,14 @@ class Saver:
         began = time.perf_counter()
         tensors, meta = self.run.state()
         self.store.save(self.run.clock.ticks + self.run.clock.generation, tensors, meta)
+        if self.run.league is not None:
+            self._prune(self.run.league)
         self.last = time.perf_counter()
         self.cost = self.last - began
+
+    def _prune(self, league: League) -> None:
+        """Remove the opponents of self-play that neither the run nor a checkpoint on disk names any more."""
+        saved = self.store.described()
+        if saved is not None:  # else a run may have to go on from what cannot be read now
+            named = {str(each["arrays"]) for meta in saved for each in meta["opponents"]}
+            league.prune(named | {each.arrays for each in self.run.opponents})

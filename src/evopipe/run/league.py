@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ KEY = "train.self_play"
 class League:
     """The opponents that self-play keeps, in files named by their hash.
 
-    The league itself has no state: a run holds the list of its opponents, the oldest first. A file is never changed,
-    and stays until the run is over, so that every checkpoint finds its opponents.
+    The league itself has no state: a run holds the list of its opponents, the oldest first. A file is never changed. It
+    stays as long as a checkpoint names it, so that every checkpoint finds its opponents.
 
     Args:
         cfg: the block `train.self_play`.
@@ -105,6 +106,17 @@ class League:
     def write(self, league: Sequence[Opponent], folder: Path) -> None:
         """Write the files of a league to a folder, which is replaced."""
         write_folder(folder, {self._path(each).name: checked(self._path(each)) for each in league})
+
+    def prune(self, named: Collection[str]) -> None:
+        """Remove the files of all opponents whose hashes are not in `named`.
+
+        A process may be killed in between, for what is left is removed by the next call. A file that cannot be removed
+        stays.
+        """
+        for path in self._folder.glob("*.npz"):
+            if path.stem not in named:
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
     def close(self) -> None:
         """Remove the folder if it is a temporary one."""

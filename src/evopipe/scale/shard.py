@@ -73,10 +73,10 @@ def state_of(message: bytes) -> dict[str, Tensor]:
 
 
 class Shard:
-    """One shard in its process: a part of the population with its own training loop (regime), controlled by messages.
+    """One shard: a part of the population that trains in a process of its own, by its own training loop (regime).
 
-    The members' slots (places in the population) are counted from 0 in every shard. Every message is executed and
-    answered by another message.
+    Other processes control it by messages: it executes each message, and answers it by another one. Its members' slots
+    (places in the population) are counted from 0.
 
     Args:
         make: a function that makes the three attributes from the first message.

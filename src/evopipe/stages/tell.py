@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from evopipe.formats import interval, score
@@ -23,6 +24,12 @@ def tell(text: str, quiet: bool) -> None:
 def warn(text: str) -> None:
     """Print the warning `text` about a stage's results to stderr."""
     print(f"warning: {text}", file=sys.stderr)
+
+
+@cache
+def warn_once(text: str) -> None:
+    """Print the warning `text` to stderr, unless this process has printed it before."""
+    warn(text)
 
 
 def tell_elite(elite: Mapping[str, Any], over: str, trained: Mapping[str, Any], quiet: bool) -> None:

@@ -95,6 +95,15 @@ class CheckpointStore:
             )
         return None
 
+    def described(self) -> list[dict[str, Any]] | None:
+        """Return the JSON data of all checkpoints, the oldest first, without their tensors; None if one of them cannot
+        be read."""
+        try:
+            files = [read_folder(path, only=(_META,))[_META] for _, path in self._saved()]
+            return [parse_json(data, _META)["meta"] for data in files]
+        except (DataError, MissingInputError, KeyError, TypeError):
+            return None
+
     def clear(self) -> None:
         """Remove every checkpoint, the newest last, and the folder.
 

@@ -38,7 +38,6 @@ from evopipe.parallel import can_help, signal_at_parent_death
 from evopipe.params.load import AnyParams, load_params
 from evopipe.problems import check, part_of
 from evopipe.signals import StopSignal
-from evopipe.stages.tell import warn
 from evopipe.storage.files import make_folder, read_json, write_json, write_text
 from evopipe.storage.lock import RunLock
 from evopipe.sweep.settings import Setting
@@ -130,6 +129,8 @@ def sweep(
     with contextlib.suppress(FileExistsError), (top.parent / ".gitignore").open("x", encoding="utf-8") as file:
         file.write("*\n")
     with RunLock(top / ".lock"), StopSignal() as stop:
+        if stages.runnable() == stages.WITHOUT_REPORT:  # of all runs alike: their own logs need not say so
+            warn(stages.NO_REPORT)
         runs = _Runs(settings, top, jobs, dataset, tell, warn, keep)
         try:
             runs.drive(lambda: stop.signum is not None)
@@ -292,8 +293,6 @@ def _stages(params: AnyParams, folder: Path, dataset: bool, one_of_many: bool) -
         finally:
             cpu[stage.name] = round(cpu.get(stage.name, 0.0) + _cpu_seconds() - cpu_began, 3)
             write_json(folder / DONE, {"stages": done, "cpu": cpu})
-    if stages.runnable() == stages.WITHOUT_REPORT:
-        warn(stages.NO_REPORT)
     tracking.attach(params.tracking, layout.OUTS, folder)
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from evopipe.mutations import Mutation
     from evopipe.searchers.history import Record
 
+_RETURN = "charts/episodic_return"  # the signal with the mean return of training episodes
 # JSON knows no NaN and no infinity: the log has null there.
 _Float = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 
@@ -131,6 +132,21 @@ class MemberRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Met:
+    """The part of a `Generation` event about one opponent of self-play.
+
+    Attributes:
+        id: the id of the member that the opponent is.
+        generation: the generation after which it joined the league.
+        arrays: the hash by which the opponent's file is named.
+    """
+
+    id: int
+    generation: int
+    arrays: str
+
+
+@dataclass(frozen=True, slots=True)
 class Generation:
     """The event sent when a generation was trained and evaluated.
 
@@ -144,6 +160,7 @@ class Generation:
         best, mean: the highest and the mean fitness of the generation. The mean leaves out members that diverged.
         elite, elite_id: the score of the best member of the run so far, and the member's id.
         curriculum: the keyword arguments of the environments in which members trained; None without a curriculum.
+        opponents: the earlier members against whom members trained, the oldest first; None without self-play.
     """
 
     generation: int
@@ -157,6 +174,7 @@ class Generation:
     elite: _Float  # the best score so far, and whose it is
     elite_id: int
     curriculum: dict[str, Any] | None = None
+    opponents: tuple[Met, ...] | None = None
 
     @classmethod
     def of(
@@ -192,9 +210,10 @@ class Generation:
         best, mean = (max(scores), sum(scores) / len(scores)) if scores else (math.nan, math.nan)
         elite, elite_id = (record.champion.score, record.champion.id) if record.champion else (math.nan, -1)
         env_steps, eval_steps = steps
+        met = None if record.opponents is None else tuple(Met(**dataclasses.asdict(each)) for each in record.opponents)
         return cls(
             record.generation, record.step, env_steps, eval_steps, seconds, tuple(rows), best, mean, elite, elite_id,
-            record.curriculum,
+            record.curriculum, met,
         )  # fmt: skip
 
     def metrics(self) -> dict[str, float]:
@@ -216,8 +235,20 @@ class Generation:
             "steps/evaluation": self.eval_steps,
             "time/generation_seconds": self.seconds or None,
             **taught,
+            **self._self_play(),
         }
         return _finite(named)
+
+    def _self_play(self) -> dict[str, float | None]:
+        """Return how members did in training, against the league and the fixed opponent; empty without self-play."""
+        if self.opponents is None:
+            return {}
+        returns = [row.signals[_RETURN][0] for row in self.members if row.healthy and _RETURN in row.signals]
+        return {
+            "self_play/opponents": len(self.opponents),
+            "self_play/newest_generation": self.opponents[-1].generation if self.opponents else None,
+            "self_play/training_return": sum(returns) / len(returns) if returns else None,
+        }
 
 
 @dataclass(frozen=True, slots=True)

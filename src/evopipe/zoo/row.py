@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from evopipe import layout
+from evopipe import layout, searchers
 from evopipe.errors import DataError, MissingInputError, UsageError, suggestion
 from evopipe.params.load import AnyParams, load_params
 from evopipe.policies.policy import Policy, TeamPolicy, described
@@ -73,16 +74,26 @@ class Entry(_Stored):
     published: tuple[Published, ...] = ()
     tried: str = ""  # what was tried, of a row that does not reach what was published
 
+    @property
+    def best(self) -> Published | None:
+        """The best published score, of equal ones that of the most steps; None if no score was published."""
+        return max(self.published, key=lambda each: (each.score, each.steps or math.inf), default=None)
+
     def reached(self, over: Over | None) -> bool | None:
-        """Return whether a row's score is as good as every published score.
+        """Return whether a row's score is as good as the best published score, in no more steps of one agent.
 
         `over` has the statistics of the row's results over seeds, among them the 95 % interval of the score. The score
-        counts as good if the lower end of this interval is not below any published score minus its margin of 5 % (see
+        counts as good if the lower end of this interval is not below the published score minus its margin of 5 % (see
         `Published.bar`). The result is None if `over` is None, or if no score was published.
         """
-        if over is None or not self.published:
+        if over is None or self.best is None:
             return None
-        return over.interval[0] >= max(each.bar for each in self.published)
+        return over.interval[0] >= self.best.bar and not self.longer(over)
+
+    def longer(self, over: Over) -> bool:
+        """Return whether the elite was trained for more environment steps than the best published score took; False
+        if the publication does not say how many these were."""
+        return self.best is not None and self.best.steps is not None and over.agent_steps > self.best.steps
 
 
 class _File(_Stored):
@@ -161,6 +172,8 @@ class Over:
         iqm: the interquartile mean of the seeds' mean returns, see `iqm_over_runs`.
         interval: the 95 % confidence interval of `iqm`.
         steps: the number of environment steps of a seed's whole population, as the mean over the seeds.
+        agent_steps: the number of environment steps in which a seed's elite was trained, as the mean over the seeds;
+            see `ZooRow.agent_steps`.
         cpu_seconds: the CPU time of a seed's run, as the mean over the seeds.
     """
 
@@ -168,6 +181,7 @@ class Over:
     iqm: float
     interval: tuple[float, float]
     steps: float
+    agent_steps: float
     cpu_seconds: float
 
 
@@ -253,11 +267,25 @@ class ZooRow:
         if not found:
             return None
         iqm, (low, high) = iqm_over_runs(np.array([[each.mean] for each in found]))
-        steps, seconds = np.mean([(each.steps, each.cpu_seconds) for each in found], axis=0)
-        return Over(len(found), iqm, (low, high), float(steps), float(seconds))
+        costs = [(each.steps, self.agent_steps(each), each.cpu_seconds) for each in found]
+        steps, alone, seconds = (float(mean) for mean in np.mean(costs, axis=0))
+        return Over(len(found), iqm, (low, high), steps, alone, seconds)
+
+    def agent_steps(self, seed: Seed) -> int:
+        """Return the environment steps in which the elite of a run of this row was trained, its ancestors' included.
+
+        They end with the generation that the curve's last elite comes from. Members that train side by side share
+        steps equally. Of trials that follow each other (`RENEWS` of the search strategy) the one under way counts.
+        """
+        curve, params = seed.curve, self.params
+        first = len(curve.elite) - 1
+        while first and curve.elite[first - 1] == curve.elite[-1]:
+            first -= 1
+        each, life = curve.env_steps[first] // params.population.size, params.train.max_steps
+        return (each - 1) % life + 1 if searchers.get(params.search.strategy).RENEWS else each
 
     def reached(self) -> bool | None:
-        """Return whether the row's score is as good as every published score, see `Entry.reached`.
+        """Return whether the row's score is as good as the best published score, see `Entry.reached`.
 
         The result is None if the row has no results, or if no score was published.
         """

@@ -14,9 +14,16 @@ from evopipe.compare import Finished
 from evopipe.compare import Row as Compared
 from evopipe.errors import MissingInputError, UsageError
 from evopipe.formats import columns, duration, interval, number, score
-from evopipe.zoo.row import SHARE, Curve, Published, ZooRow, load, rows
+from evopipe.zoo.row import SHARE, Curve, Over, Published, ZooRow, load, rows
 
-REACHED = {None: "", True: "yes", False: "no"}
+
+def answer(row: ZooRow, over: Over) -> str:
+    """Return whether a row reaches what was published, in a word; empty if nothing was published."""
+    if row.entry.best is None:
+        return ""
+    if row.entry.reached(over):
+        return "yes"
+    return "in more steps" if over.interval[0] >= row.entry.best.bar else "no"
 
 
 def table(folder: Path | None = None) -> list[str]:
@@ -29,15 +36,15 @@ def table(folder: Path | None = None) -> list[str]:
         MissingInputError: no clone was found.
         DataError: `zoo/rows.yaml` or a file of results cannot be used.
     """
-    lines = [("row", "seeds", "IQM", "95 % interval", "steps", "CPU", "published", f"{SHARE:g} of it")]
+    lines = [("row", "seeds", "IQM", "95 % interval", "steps", "elite's", "CPU", "published", f"{SHARE:g} of it")]
     for name, row in rows(folder).items():
         over = row.over()
         others = " ".join(score(each.score) for each in row.entry.published)
         if over is None:
-            lines.append((name, "0", "", "", "", "", others, ""))
+            lines.append((name, "0", "", "", "", "", "", others, ""))
             continue
-        cost = (f"{over.steps:,.0f}", duration(over.cpu_seconds))
-        reached = REACHED[row.entry.reached(over)]
+        cost = (f"{over.steps:,.0f}", f"{over.agent_steps:,.0f}", duration(over.cpu_seconds))
+        reached = answer(row, over)
         lines.append((name, str(over.seeds), score(over.iqm), interval(over.interval), *cost, others, reached))
     return columns(lines)
 
@@ -64,11 +71,13 @@ def described(row: ZooRow, sources: Mapping[str, str]) -> Iterator[str]:
         yield from columns(lines)
     if over is not None:
         yield f"interquartile mean over {over.seeds} seeds: {score(over.iqm)}, 95 % interval {interval(over.interval)}"
+        yield f"its elites were trained for {over.agent_steps:,.0f} environment steps each"
     for published in row.entry.published:
         yield told(published, sources)
-    reached = row.entry.reached(over)
-    if reached is not None:
-        yield f"the interval's lower end {'reaches' if reached else 'does not reach'} {SHARE:g} of what was published"
+    if over is not None and (best := row.entry.best) is not None:
+        verb = "reaches" if over.interval[0] >= best.bar else "does not reach"
+        more = ", in more steps" if row.entry.longer(over) else ""
+        yield f"the interval's lower end {verb} {SHARE:g} of what was published{more}"
     if row.entry.tried:
         yield f"tried: {row.entry.tried}"
     yield f"rebuild it: evopipe zoo verify {row.name}"

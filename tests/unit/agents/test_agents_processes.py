@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ pytest.importorskip("transformers")
 import words
 from evopipe import AgentTrainer
 from evopipe.agents import BaseEnv, ChatAgent, MultiTurnWorkflow, SingleTurnEnvironment, TerminationReason
-from evopipe.agents.blocking import Processes
+from evopipe.agents.blocking import Process, Processes, packed
 from evopipe.agents.engine import Done, EpisodeJob, RolloutEngine
 from evopipe.agents.model import Limits, Reply, Sampled, Tokens
 from evopipe.agents.settings import Agents
@@ -190,3 +191,17 @@ def test_a_script_that_runs_whenever_it_is_imported_is_told_so(tmp_path: Path) -
     assert told.returncode == 1
     text = "a script must start its run below `if __name__ == '__main__':`"
     assert told.stderr.splitlines()[-1] == f"RuntimeError: the process that this ran in died before it began: {text}"
+
+
+@pytest.mark.thorough
+def test_an_interrupt_at_the_terminal_is_not_for_the_process_of_an_environment() -> None:
+    process = Process()
+    try:
+        process.begin(packed(abs, (1,)))
+        pid, error = process.ask(packed(os.getpid, ()))
+        assert error is None
+        os.kill(pid, signal.SIGINT)
+        time.sleep(0.05)
+        assert process.ask(packed(abs, (-3,))) == (3, None)
+    finally:
+        process.kill()

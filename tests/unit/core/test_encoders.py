@@ -422,3 +422,21 @@ def test_a_population_of_residual_networks_trains_and_mutates(kind: EncoderKind)
     assert arch.describe().startswith(f"{kind} ")
     assert Arch.from_json(json.loads(json.dumps(arch.to_json()))) == arch
     run.close()
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "convs", "at"),
+    [
+        (9, 3, [Conv(2, 4, 1)], 1), (3, 9, [Conv(2, 4, 1)], 1), (9, 4, [Conv(2, 4, 1)], 0),
+        (9, 2, [Conv(2, 4, 1, 1)], 0), (9, 1, [Conv(2, 4, 1, 1)], 1), (9, 4, [Conv(2, 3, 2), Conv(2, 2, 1)], 2),
+        (9, 5, [Conv(2, 3, 2), Conv(2, 2, 1)], 0),
+    ],
+)  # fmt: skip
+def test_a_kernel_fits_if_it_is_no_larger_than_either_side_with_its_padding(
+    height: int, width: int, convs: list[Conv], at: int
+) -> None:
+    found = Stem((Image(0, 1, 9, 9), Image(81, 1, height, width)), tuple(convs)).misfit()
+    assert (found is None) == (not at)
+    if found is not None:
+        assert found.startswith(f"convolution {at} has a kernel of {convs[at - 1].kernel}, larger than the ")
+        assert f"an image of {height} × {width};" in found

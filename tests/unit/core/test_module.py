@@ -41,6 +41,7 @@ from evopipe.problems.env import begin
 from evopipe.problems.specs import make_spec
 from evopipe.regimes.rollouts import learn_from_rollout
 from evopipe.run.spec import first_members
+from evopipe.schema.evolution import ArchitectureBounds
 from evopipe.schema.write import dump_yaml
 from populations import batch_for, rollout_for, same, update
 
@@ -204,6 +205,15 @@ def test_what_cannot_mutate_is_passed_over_and_never_recorded() -> None:
     assert mutate(cfg, flat.traits, member, np.random.default_rng(0))[1].kind == "rl_hp"
 
 
+def test_arguments_in_another_order_are_no_change() -> None:
+    """And what was changed is equal to what was so from the start: they are computed together."""
+    arch = Module.start("nets_for_tests:Turning", {"outer": 8, "hidden": 16}, "x")
+    (option,) = arch.options(ArchitectureBounds(), ())
+    assert option[:2] == ("wider", "wider")
+    assert option[-1] == Module.start("nets_for_tests:Turning", {"outer": 8, "hidden": 24}, "x")
+    assert option[2:4] == ("nets_for_tests:Turning hidden=16 outer=8", "nets_for_tests:Turning hidden=24 outer=8")
+
+
 def test_a_class_may_offer_mutations() -> None:
     p = problem("dqn", "Evolving", hidden=16)
     (member,), _ = first_members(p, 1)
@@ -259,7 +269,7 @@ def test_a_module_trains_through_the_front_door(algo: str, tmp_path: Path) -> No
     loads = "import evopipe, sys; print(evopipe.load('models/elite'{}).act([0.0, 0.1, 0.0, -0.1]) in (0, 1))"
     env = {**os.environ, "PYTHONPATH": str(tiny.ROOT / "src")}
     shutil.copy(tiny.ROOT / "tests/nets_for_tests.py", tmp_path)
-    for argument, code, said in (("", 1, "load it with trust=True"), (", trust=True", 0, "")):
+    for argument, code, said in (("", 1, "load it with --trust (trust=True)"), (", trust=True", 0, "")):
         ran = subprocess.run([sys.executable, "-c", loads.format(argument)], cwd=tmp_path, env=env,
                              capture_output=True, text=True)  # fmt: skip
         assert ran.returncode == code, ran.stderr

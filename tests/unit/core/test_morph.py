@@ -264,3 +264,24 @@ def test_the_order_of_layers_survives_a_removal() -> None:
     for name in ("encoder.0.weight", "latent.bias", "head.0.weight", "output.weight"):
         assert torch.equal(before[name], after[name])
     assert torch.equal(before["latent.weight"][:8], after["latent.weight"])
+
+
+def test_new_parameters_noise_is_of_the_mean_strength_by_the_width_that_they_read() -> None:
+    """σ = c / √inputs, as layers begin (Fortunato et al., 2018, § 3.2): the widths before and after are unlike."""
+    arch = Arch((Block(4), Block(9)), 6, (Block(7),), "Tanh", False)
+    for c in (0.5, 2.0):
+        row = torch.zeros(arch.layout(WIDTHS).size)
+        layout = arch.layout(WIDTHS)
+        for layer in (*layout.hidden, *layout.output):
+            layer.weight.of(row)[:] = c * layer.weight.rows**-0.5
+            layer.bias.of(row)[:] = 99.0  # weights alone are counted
+        for what, before, after, new in changes(arch):
+            scales = Change(arch, new, WIDTHS).scales(row)
+            grown = new.layout(WIDTHS)
+            there = Change(arch, new, WIDTHS).moments(torch.ones_like(row)) != 0
+            for layer in (*grown.hidden, *grown.output):
+                for part in (layer.weight, layer.bias):
+                    fresh = part.of(scales)[~part.of(there)]
+                    wanted = torch.full_like(fresh, c * layer.weight.rows**-0.5)
+                    torch.testing.assert_close(fresh, wanted, msg=f"{what} {before} {after}")
+            assert bool((~there).any()) or after < before

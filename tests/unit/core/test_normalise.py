@@ -32,7 +32,7 @@ from evopipe.problems.env import begin
 from evopipe.problems.specs import spaces_of
 from evopipe.regimes import learners
 from evopipe.rng import Purpose
-from evopipe.run.act import choose, step
+from evopipe.run.act import choose, places_of, step, take_note
 from evopipe.run.evaluate import evaluate
 from evopipe.run.spec import EnvSpec, first_members
 from evopipe.schema.env import EnvConfig
@@ -98,6 +98,21 @@ def test_statistics_are_those_of_everything_at_once() -> None:
         variance = found.square[member] / found.count[member]
         np.testing.assert_allclose(variance, whole.var(axis=0), rtol=1e-6)
         np.testing.assert_allclose(found.scale()[member], (whole.var(axis=0) + EPSILON) ** -0.5, rtol=1e-6)
+
+
+def test_of_members_that_act_while_others_wait_each_takes_note_of_its_own_rows() -> None:
+    """Slots 3 and 1 of four, in cohorts of their own: what they see comes in the order of slots."""
+    p = normalising("dqn")
+    members = [p.equip(member) for member in first_members(p, 4)[0]]
+    cohorts = [*p.form([members[3]]), *p.form([members[1]])]
+    seen = np.repeat(np.array([[1.0], [3.0]], np.float32), p.env.num_envs, axis=0) * np.ones(4, np.float32)
+    take_note(cohorts, seen, None, places_of(cohorts))
+    everyone = p.form(members)
+    take_note(everyone, np.repeat(np.arange(4.0, dtype=np.float32)[:, None], p.env.num_envs, axis=0) * np.ones(4))
+    for cohort in (*cohorts, *everyone):
+        held = cohort.normaliser.observations  # type: ignore[union-attr]
+        assert held.count.tolist() == [p.env.num_envs] * len(cohort.slots)
+        assert held.mean.tolist() == [[float(slot)] * 4 for slot in cohort.slots]
 
 
 def test_a_dataset_is_seen_to_its_end() -> None:

@@ -168,3 +168,45 @@ def test_our_blocks_of_language_models_run(
     code = in_order(page).replace('"max_steps": 100, "evo_steps": 25', '"max_steps": 2, "evo_steps": 1')
     run(code.replace('"population": {"size": 1}', UNTRACKED), "trl")
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} >= {"run", "sft", "dpo", "reward_model"}
+
+
+@pytest.mark.thorough
+def test_our_blocks_of_agents_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers", reason="an extra of its own: pip install 'evopipe[language]'")
+    monkeypatch.chdir(tmp_path)
+    code = in_order(DOCS / "coming-from-rllm.md").replace("steps=100", "steps=4").replace("test_freq=50", "test_freq=2")
+    names = run(code, "rllm")
+    mean, (written,) = capsys.readouterr().out.splitlines()[-2:], names["policy"].generate(["042"])
+    assert float(mean[0]) == names["result"].evaluation["elite"]["mean"]
+    assert len(written) == 1
+
+
+PROGRAMS = {"evopipe", "dvc", "cp", "pip", "git"}
+
+
+def test_commands_on_the_pages_are_those_that_there_are() -> None:
+    """Each line of a shell block: ours by its command and its options, theirs not."""
+    import typer
+
+    from evopipe.cli import app
+
+    group: Any = typer.main.get_command(app)
+    seen = []
+    for page in sorted(DOCS.glob("coming-from-*.md")):
+        lines = [
+            line for kind in ("sh", "bash", "console") for text in blocks(page, kind) for line in text.splitlines()
+        ]
+        for call in (part.split() for line in lines for part in line.partition(" #")[0].split(" && ")):
+            if call[:1] != ["evopipe"]:
+                assert not call or call[0] in PROGRAMS | {"python"}, f"{page.name}: {call}"
+                continue
+            command, words = group, call[1:]
+            while hasattr(command, "commands"):
+                command = command.commands[words.pop(0)]
+            options = {name for each in command.params for name in each.opts}
+            told = {word.partition("=")[0] for word in words if word.startswith("--")}
+            assert told <= options, f"{page.name}: {call}"
+            seen.append(call)
+    assert len(seen) >= 2

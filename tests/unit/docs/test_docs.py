@@ -77,7 +77,7 @@ def test_the_page_of_an_algorithm_begins_with_its_name_and_a_call_that_is_valid(
     first, call = page.read_text().partition("\n")[0], blocks(page, "python")[0]
     short = re.sub("[^a-z]", "", name.partition("_")[0])
     assert re.sub("[^a-z]", "", first.lower()).startswith(short), first
-    (params,) = (ast.parse(call.partition("evopipe.train(")[2].rstrip()[:-1], mode="eval").body,)
+    (params,) = (ast.parse(call.partition("evopipe.train(")[2].rstrip()[:-1].strip(), mode="eval").body,)
     settled = any_params(ast.literal_eval(params))
     assert settled.train.algo == name
     problems.check(settled)

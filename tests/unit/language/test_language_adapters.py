@@ -13,11 +13,15 @@ import torch
 import words
 from evopipe.core.net import Net, score
 from evopipe.core.optim import backward
+from evopipe.core.structure import Widths
 from evopipe.errors import DataError
 from evopipe.language import hooks, peft
 from evopipe.language.adapters import Adapted, Full, LoRA, read_adapter
 from evopipe.language.base import load_base
+from evopipe.language.policy import CHANGE, read_change
 from evopipe.schema.evolution import ArchitectureBounds
+from evopipe.storage.folders import write_folder
+from evopipe.storage.tensors import dump_tensors
 
 RANKS = (2, 5, 3)
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # PEFT asks
@@ -270,6 +274,21 @@ def test_an_adapter_of_another_base_is_refused(tmp_path: Path) -> None:
         peft.read_adapter(tmp_path, wider)
 
 
+def test_a_change_that_lacks_a_weight_or_has_another_shape_is_refused(tmp_path: Path) -> None:
+    """Also one that could be stretched to the weight's shape."""
+    base = words.base()
+    named = Full().named(Adapted.of(base), words.row(Full(), 3, base))
+    write_folder(tmp_path, {CHANGE: dump_tensors({name: part.contiguous() for name, part in named.items()})})
+    assert torch.equal(read_change(tmp_path, base), words.row(Full(), 3, base))
+    name, part = next((name, part) for name, part in named.items() if part.ndim == 2)
+    for other in ({}, {name: part[:1].contiguous()}, {name: part.mT.contiguous()}):
+        write_folder(
+            tmp_path, {CHANGE: dump_tensors({n: x.contiguous() for n, x in named.items() if n != name} | other)}
+        )
+        with pytest.raises(DataError, match=rf"does not fit its base at '{name}'; export it again"):
+            read_change(tmp_path, base)
+
+
 def test_an_architecture_is_read_as_it_was_written_and_no_other() -> None:
     for arch in (LoRA(7, 0.5), Full()):
         assert read_adapter(arch.to_json()) == arch
@@ -293,3 +312,16 @@ def test_a_member_that_is_not_finite_leaves_its_neighbours_bits_alone() -> None:
     for p in (0, 2):
         assert torch.equal(net.grad[p], other.grad[p])
     assert torch.equal(replace(other, trainable=False).finite, torch.tensor([True, False, True]))
+
+
+def test_a_heads_values_do_not_depend_on_how_many_rows_are_valued_at_once() -> None:
+    """To the bit where there is one output; they are products and bias in any case."""
+    for outputs in (1, 3):
+        head = LoRA(2).stack([LoRA(2)] * 2, Widths(97, outputs), torch.device("cpu"))
+        draw = torch.Generator().manual_seed(outputs)
+        weight, bias, x = (torch.randn(2, *shape, generator=draw) for shape in ((97, outputs), (1, outputs), (7, 97)))
+        whole = head.forward([weight, bias], x)
+        torch.testing.assert_close(whole, torch.baddbmm(bias, x, weight))
+        if outputs == 1:
+            alone = [head.forward([weight, bias], x[:, i : i + 1]) for i in range(7)]
+            assert torch.equal(torch.cat(alone, dim=1), whole)

@@ -212,11 +212,11 @@ def test_calls_stand_behind_what_was_said_where_a_template_shows_none() -> None:
 
 def test_wrong_sums_are_off_by_one_to_nine_either_way_and_numbers_have_every_digit() -> None:
     task = tasks.get("arithmetic", {"digits": 1, "operations": ["+"]})
-    rows = task.rows(np.random.default_rng(0), 400)
+    rows = task.rows(np.random.default_rng(0), 150)
     assert {int(row["rejected"]) - int(row["answer"]) for row in rows} == {*range(-9, 10)} - {0}
     assert {int(x) for row in rows for x in row["prompt"].rstrip("=").split("+")} == {*range(10)}
     two = tasks.get("arithmetic", {"digits": 2, "operations": ["*", "-"], "terms": 3})
-    numbers = {int(x) for row in two.rows(np.random.default_rng(0), 600)
+    numbers = {int(x) for row in two.rows(np.random.default_rng(0), 200)
                for x in row["prompt"].rstrip("=").replace("*", "-").split("-")}  # fmt: skip
     assert (min(numbers), max(numbers)) == (0, 99)
 
@@ -280,13 +280,13 @@ def test_an_exported_model_writes_by_the_settings_that_it_is_asked_for(monkeypat
     policy = LanguagePolicy(base, words.config(max_completion=5, max_prompt=9, stop=("no such",)), {}, None)
     prompts = ["1=", "22=", "333="]
     greedy = policy.generate(prompts)
-    assert greedy == policy.generate(prompts, temperature=3.0, top_k=1) == [policy.generate(each) for each in prompts]
+    assert greedy == policy.generate(prompts, temperature=3.0, top_k=1)
     assert greedy == policy.generate(prompts, temperature=3.0, top_p=1e-9)
     wild = [policy.generate(prompts, temperature=3.0, seed=seed, samples=4) for seed in (0, 1, 1)]
     assert wild[0] != wild[1] == wild[2]
     assert [len(each) for each in wild[0]] == [4, 4, 4]
     assert len({text for each in wild[0] for text in each}) > 6
-    longest = max(len(base.encode(text)) for each in policy.generate(prompts, temperature=9.0, samples=8)
+    longest = max(len(base.encode(text)) for each in policy.generate(prompts, temperature=9.0, samples=4)
                   for text in each)  # fmt: skip
     assert longest == 5
     assert max(len(base.encode(text)) for text in policy.generate(prompts, max_tokens=7)) > 5

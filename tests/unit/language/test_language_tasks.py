@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from evopipe.errors import EnvironmentFailed, MissingInputError, ParamsError
 from evopipe.language import tasks
 from evopipe.language.data import check_rows
 from evopipe.language.tasks import rewards
+from evopipe.language.tasks.gym import GymTask
 
 REFERENCE = {"copy": str, "reverse": lambda text: text[::-1], "sort": lambda text: "".join(sorted(text))}
 
@@ -142,6 +144,31 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
         tasks.get("reasoning-gym", {"dataset": "chain_sum"})
 
 
+def test_a_completion_is_scored_as_the_rows_own_question_by_its_last_tag(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a generator as the package has them, which is asked what stands between the tags."""
+
+    class Generator(list[dict[str, str]]):
+        def score_answer(self, answer: str, made: dict[str, str]) -> float:
+            return 1.0 if answer == made["answer"] else 0.25 if answer == "near" else 0.0
+
+    def create(dataset: str, seed: int, size: int, terms: int) -> Generator:
+        assert (dataset, seed, terms) == ("sums", 7, 2)
+        return Generator([{"question": "1+1", "answer": "2"}, {"question": "2+3", "answer": "5"}][:size])
+
+    monkeypatch.setitem(sys.modules, "reasoning_gym", SimpleNamespace(create_dataset=create))
+    plain, tagged = (GymTask.model_construct(dataset="sums", config={"terms": 2}, tag=tag) for tag in (None, "a"))
+    first, second = ({"seed": 7, "size": 2, "index": i, "prompt": prompt} for i, prompt in ((0, "1+1"), (1, "2+3")))
+    assert [plain.score(row, " 5\n") for row in (first, second)] == [0.0, 1.0]
+    for said, expected in (
+        ("<a>5</a>", 1.0), ("<a>2</a> no: <a> 5 </a>", 1.0), ("<a>5</a> or <a>near</a>.", 0.25), ("<a>\n5\n</a>", 1.0),
+        ("5", 0.0), ("<b>5</b>", 0.0),
+    ):  # fmt: skip
+        assert tagged.score(second, said) == expected, said
+    assert plain.question(7) == {"prompt": "1+1", "answer": "2", "seed": 7, "size": 1, "index": 0, "completion": "2"}
+    with pytest.raises(ValueError, match="makes another question of the row; run `fetch` again"):
+        plain.score({**second, "index": 0}, "2")
+
+
 @pytest.mark.thorough
 def test_questions_of_reasoning_gym_are_made_again_to_be_scored() -> None:
     pytest.importorskip("reasoning_gym", reason="an extra of its own: pip install 'evopipe[reasoning]'")
@@ -157,6 +184,8 @@ def test_questions_of_reasoning_gym_are_made_again_to_be_scored() -> None:
     tagged = tasks.get("reasoning-gym", {"dataset": "chain_sum", "config": {"max_terms": 2}, "tag": "answer"})
     assert tagged.score(rows[0], f"It is <answer>{rows[0]['answer']}</answer>.") == 1.0
     assert tagged.score(rows[0], rows[0]["answer"]) == 0.0
+    both = "<answer>no</answer>", f"<answer>{rows[0]['answer']}</answer>"
+    assert [tagged.score(rows[0], " or ".join(order)) for order in (both, both[::-1])] == [1.0, 0.0], "the last counts"
 
     _, open_ended = rows_of("reasoning-gym", 2, dataset="graph_color")
     assert all(row["answer"] == "" and "completion" not in row for row in open_ended)

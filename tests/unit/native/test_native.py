@@ -81,6 +81,32 @@ def test_networks_are_those_of_torch(activation: str, norm: bool) -> None:
 
 
 @pytest.mark.parametrize("activation", ["ReLU", "GELU", "Softplus"])
+def test_watched_units_are_as_active_as_torchs(activation: str) -> None:
+    """Of every layer that a member has, and of no other; the output layer is none of them."""
+    for widths in WIDTHS[:3]:
+        given, x = net(archs(activation, True), widths), normal(3, ROWS, widths.inputs)
+        seen = []
+        for kernels in (build.load("native"), None):
+            build.use(kernels)
+            with dense.watched_units() as units:
+                forward(given, x)
+            seen.append(units)
+        ((ours, there),), theirs = seen
+        assert there is not None
+        assert ours.shape[1] == len(theirs)
+        for i, (size, mask) in enumerate(theirs):
+            width = size.shape[2]
+            own = torch.ones(3, width, dtype=torch.bool) if mask is None else mask[:, 0] > 0
+            assert torch.equal(there[:, i, :width], own)
+            assert not there[:, i, width:].any()
+            assert (ours[:, i, :width] - size[:, 0]).masked_fill(~own, 0.0).abs().max() <= 3e-6 * size.max()
+    with dense.watched_units() as units:
+        pass
+    forward(given, x)
+    assert units == []
+
+
+@pytest.mark.parametrize("activation", ["ReLU", "GELU", "Softplus"])
 def test_a_members_bits_are_its_own(activation: str) -> None:
     given = net(archs(activation, True), Widths(8, 4))
     x = normal(3, ROWS, 8)

@@ -134,6 +134,20 @@ def test_advantages_are_those_of_torch_to_the_bit(agents: int) -> None:
     assert (by_torch[:, ticks:] == numbers(*rollout.rows.shape, seed=1)[:, ticks:]).all()
 
 
+@pytest.mark.parametrize("n", [1, 7, 8, 100])
+def test_draws_of_several_steps_are_those_of_each(n: int) -> None:
+    """As a round's completions are drawn: every member's tokens of all times at once."""
+    keys, steps = torch.tensor([3, -5, 2**62]), torch.tensor([4, 0, -7, 2**40])
+    kinds = rng.uniform, rng.normal
+    every = [draw(keys, Purpose.GENERATE, steps, n) for draw in kinds]
+    for draw, found in zip(kinds, every, strict=True):
+        for u in range(4):
+            assert torch.equal(found[:, u : u + 1], draw(keys, Purpose.GENERATE, steps[u : u + 1], n))
+    build.use(None)
+    assert torch.equal(every[0], rng.uniform(keys, Purpose.GENERATE, steps, n))
+    torch.testing.assert_close(every[1], rng.normal(keys, Purpose.GENERATE, steps, n), rtol=1e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize("n", [1, 2, 255, 1000, 40_000])
 def test_places_are_shuffled_as_torch_orders_the_draws(n: int) -> None:
     keys, steps = torch.tensor([3, -5, 2**62]), torch.tensor([0, -7])

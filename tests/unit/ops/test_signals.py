@@ -62,10 +62,12 @@ def test_what_a_clipped_policy_gradient_tells() -> None:
 
 def test_idle_units_are_counted_among_those_that_a_member_has() -> None:
     """Of eight units, of which the second member has four: 0.1 and 0 are idle where the layer's mean is 10 or more."""
-    size = torch.tensor([[20.0, 20, 20, 20, 20, 20, 0.1, 0.0], [1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]])
+    size = torch.tensor([[20.0, 20, 20, 20, 20, 20, 0.1, 0.0], [1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]])[:, None]
     mask = torch.tensor([[1.0] * 8, [1.0] * 4 + [0.0] * 4])[:, None]
     assert signals.dormant([(size, mask)]).tolist() == [0.25, 0.25]
-    assert signals.dormant([(size, mask), (torch.ones(2, 8), None)]).tolist() == [2 / 16, 1 / 12]
+    assert signals.dormant([(size, mask), (torch.ones(2, 1, 8), None)]).tolist() == [2 / 16, 1 / 12]
+    together = torch.cat((size, torch.ones(2, 1, 8)), dim=1), torch.cat((mask, torch.ones(2, 1, 8)), dim=1)
+    assert signals.dormant([together]).tolist() == [2 / 16, 1 / 12], "two layers in one pair"
 
 
 def test_each_agent_of_a_team_has_its_own_mean() -> None:

@@ -23,7 +23,7 @@ from evopipe.core.cohort import create
 from evopipe.core.layout import Block
 from evopipe.core.member import Member
 from evopipe.errors import DataError, DiskError, EnvironmentFailed, ParamsError, UsageError
-from evopipe.policies import play, policy
+from evopipe.policies import board, play, policy
 from evopipe.policies.film import gif, mp4
 from evopipe.policies.play import Score, watch
 from evopipe.policies.policy import Policy
@@ -108,7 +108,7 @@ def test_a_frame_rate_where_none_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "sentence"),
     [
-        ("Invisible", r"cannot draw itself \(its metadata lists the render modes \['ansi'\]\); give it the mode"),
+        ("Invisible", r"cannot draw itself \(its metadata lists the render modes \[\]\); give it the mode"),
         ("Grey", r"render\(\) gave uint8 of shape \[33, 45\]; return an array \[H, W, 3\] of uint8"),
         ("Floats", r"render\(\) gave float64 of shape \[33, 45, 3\]"),
         ("Nothing", r"render\(\) gave object of shape \[\]"),
@@ -366,6 +366,23 @@ def test_mujoco_draws_without_a_display_or_a_sentence_says_what_it_needs(monkeyp
 
 
 @pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        (None, "draws by neither EGL nor OSMesa; install one"),
+        ("glfw", "cannot draw by MUJOCO_GL=glfw; unset it, and EGL"),
+    ],
+)
+def test_a_way_to_draw_that_somebody_chose_is_named_where_it_fails(
+    asked: str | None, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    if asked:
+        monkeypatch.setenv("MUJOCO_GL", asked)
+    with pytest.raises(EnvironmentFailed, match=sentence), play._explained(EnvConfig(id="HalfCheetah-v5")):
+        raise RuntimeError("an OpenGL platform library has not been loaded into this process")
+
+
+@pytest.mark.parametrize(
     ("works", "chosen"), [(("egl", "osmesa"), "egl"), (("osmesa",), "osmesa"), ((), None)], ids=["both", "one", "none"]
 )
 def test_mujoco_draws_by_what_makes_a_context(
@@ -384,3 +401,42 @@ def test_mujoco_draws_by_what_makes_a_context(
         assert play._mujoco_gl() == chosen
     finally:
         play._mujoco_gl.cache_clear()
+
+
+# --- games ------------------------------------------------------------------------------------------------------------
+
+
+def nim(tmp_path: Path) -> Path:
+    return save(tmp_path / "elite", "games_for_tests:Nim-v0", 8, 3)
+
+
+def test_a_game_is_printed_board_by_board(tmp_path: Path) -> None:
+    folder = str(nim(tmp_path))
+    answer = call(tmp_path, "play", folder, "--trust", "--opponent", "games_for_tests:first", "--seed", "3")
+    assert answer.code == 0, answer.err
+    boards = [line for line in answer.out.splitlines() if set(line) == {"|"}]
+    assert boards[0] in ("|||||||", "||||||"), "as second player the policy sees what one stick less leaves"
+    assert [len(board) for board in boards] == sorted({len(board) for board in boards}, reverse=True)
+    assert "the policy is player " in answer.out
+    assert "seed 3: return " in answer.out
+    other = call(tmp_path, "play", folder, "--trust", "--opponent", str(tmp_path / "nobody"))
+    assert (other.code, "nobody" in other.err) == (66, True)
+    solo = call(tmp_path, "play", str(save(tmp_path / "pole", "CartPole-v1", 4)), "--opponent", "random")
+    assert (solo.code, "--opponent is for games of several players" in solo.err) == (64, True)
+
+
+def test_a_game_is_filmed_as_pictures_of_its_text(tmp_path: Path) -> None:
+    film = tmp_path / "nim.gif"
+    answer = call(tmp_path, "play", str(nim(tmp_path)), "--trust", "--gif", str(film))
+    assert answer.code == 0, answer.err
+    with Image.open(film) as image:
+        assert image.is_animated
+        first = np.asarray(image.convert("L"), np.int64)
+        image.seek(image.n_frames - 1)
+        last = np.asarray(image.convert("L"), np.int64)
+    assert (first < 128).sum() > (last < 128).sum() == 0, "the sticks are gone at the end"
+
+
+def test_letters_that_a_font_lacks_become_question_marks() -> None:
+    assert np.array_equal(board.picture(["♜x"], 4, 1), board.picture(["?x"], 4, 1))
+    assert not np.array_equal(board.picture(["x"], 4, 1), board.picture(["o"], 4, 1))

@@ -16,7 +16,7 @@ from evopipe import formats
 from evopipe.envs.make import opened
 from evopipe.envs.team import read_spaces
 from evopipe.policies import policy
-from evopipe.policies.film import FilmFrames, animate
+from evopipe.policies.film import FilmFrames, animate, gif
 from evopipe.policies.play import Score, environment_of, play, watch
 from evopipe.policies.policy import Policy, TeamPolicy
 from evopipe.report.page import _Movie
@@ -117,6 +117,21 @@ def test_frames_are_left_out_evenly_from_the_first_on(count: int, fps: int, most
     assert numbers == list(range(0, count, every))
     assert (kept.shown, kept.fps, kept.every) == (count, fps, every)
     assert kept.gap == pytest.approx(1000 * every / fps)
+
+
+@pytest.mark.parametrize(("width", "shown"), [(399, (399, 30)), (400, (400, 30)), (1000, (400, 12)), (5000, (400, 2))])
+def test_a_gif_is_400_pixels_wide_at_most_and_keeps_its_shape(
+    width: int, shown: tuple[int, int], tmp_path: Path
+) -> None:
+    """With at most 128 colours."""
+    frame = np.random.default_rng(0).integers(256, size=(30, width, 3), dtype=np.uint8)
+    with gif(tmp_path / "a.gif", 10) as show:
+        show(frame)
+    with Image.open(tmp_path / "a.gif") as found:
+        assert found.size == shown
+        colours = len({*map(tuple, np.asarray(found.convert("RGB")).reshape(-1, 3).tolist())})
+    assert colours <= 128
+    assert colours > 64 or width > 400, "nor many fewer, where pixels are as they were"
 
 
 def test_times_of_an_animation_add_up_and_its_last_image_rests() -> None:

@@ -200,6 +200,14 @@ def test_the_slowest_process_has_as_little_as_possible() -> None:
     assert slowest(tuple(places)) == pytest.approx(min(every))
 
 
+def test_a_cohort_that_learns_more_often_has_more_to_do() -> None:
+    """Six equal cohorts of one member, of which the first learns as often as the others together."""
+    cohorts, rates = [cohort_of(1, 64) for _ in range(6)], [5.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+    assert [len(shares) for shares in _divide(cohorts, 2, rates)] == [1, 5]
+    assert [len(shares) for shares in _divide(cohorts, 2, rates[::-1])] == [5, 1]
+    assert [len(shares) for shares in _divide(cohorts, 2, [1.0] * 6)] == [3, 3]
+
+
 def test_one_process_where_more_would_not_help() -> None:
     assert _divide([cohort_of(1)], 8, [1.0]) == [[Share(0, 0, 1)]]
 

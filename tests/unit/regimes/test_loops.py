@@ -25,6 +25,7 @@ from evopipe.core.cohort import dissolve
 from evopipe.core.structure import acting_networks
 from evopipe.data.transitions import Transitions
 from evopipe.envs.pool import EnvPool
+from evopipe.envs.rows import RowStep
 from evopipe.errors import DivergedError, EnvironmentFailed
 from evopipe.mutations import NONE
 from evopipe.problems.env import begin
@@ -704,6 +705,21 @@ def test_a_new_trial_has_no_return_of_the_one_before(run: Callable[..., Any]) ->
     loop.regime.renew([1])
     assert torch.equal(loop.regime.returns[0], before[0])
     assert not loop.regime.returns[1].any()
+
+
+def test_a_reward_of_a_broken_step_is_none(run: Callable[..., Any]) -> None:
+    loop = run(populations.problem("envs_for_tests:Chain-v0", num_envs=2))
+    world, no = loop.regime.world, np.zeros(2 * loop.clock.members, bool)
+
+    def end(*rewards: float) -> tuple[bool, int]:
+        reward = np.zeros(len(no), np.float32)
+        reward[: len(rewards)] = rewards
+        step = RowStep(world.pool.obs, reward, no, no, ~np.isfinite(reward), world.pool.mask)
+        world.end(step)
+        return loop.clock.rewarded, loop.clock.broken
+
+    assert [end(np.nan, 0.0), end(np.inf, np.nan), end()] == [(False, 1), (False, 3), (False, 3)]
+    assert [end(np.nan, -0.5), end(0.0, np.nan)] == [(True, 4), (True, 5)]
 
 
 def test_transitions_to_begin_with_are_in_every_memory(run: Callable[..., Any]) -> None:

@@ -55,6 +55,17 @@ def test_each_memory_gets_its_own_members_steps_episode_by_episode() -> None:
     assert held(watched, layout) == [[], [], []], "each once"
 
 
+def test_a_memory_that_members_share_gets_their_steps_member_by_member() -> None:
+    """And of each episode by episode: who was evaluated beside whom says nothing of the order."""
+    layout = RowLayout(obs=2, actions=ACTIONS, masked=False)
+    for order in ([3, 1, 2, 0], [0, 2, 1, 3]):
+        watched, replay = Watched(layout, ROWS), Replay(layout, 1, 50, torch.device("cpu"), each=3)
+        for row in order:
+            note(watched, [row], 0)
+        watched.into(replay)
+        assert replay.rows[0, : replay.size[0], 0].int().tolist() == [0, 1, 2, 3]
+
+
 def test_nothing_is_learned_from_a_broken_step() -> None:
     """Though all its numbers are finite: nothing was legal after it."""
     layout = RowLayout(obs=2, actions=ACTIONS, masked=False)

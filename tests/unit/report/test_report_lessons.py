@@ -15,14 +15,14 @@ from evopipe.searchers.history import read_lineage
 from reports import write_run
 
 
-def page_of(folder: Path, taught: dict[int, dict[str, Any]]) -> tuple[Any, str]:
+def page_of(folder: Path, taught: dict[int, Any], key: str = "curriculum") -> tuple[Any, str]:
     """Return a run whose generations were taught so, and its page as one line of text without tags."""
     params = write_run(folder, 2, 5, episodes=3)
     lineage = folder / "reports/lineage.jsonl"
     records = [json.loads(line) for line in lineage.read_text().splitlines()]
     for record in records:
         if record["generation"] in taught:
-            record["curriculum"] = taught[record["generation"]]
+            record[key] = taught[record["generation"]]
     lineage.write_text("".join(json.dumps(record) + "\n" for record in records))
     assert len(read_lineage(lineage.read_bytes(), "lineage")) == 6
     run = read(folder)
@@ -49,3 +49,18 @@ def test_a_run_without_lessons_tells_none(tmp_path: Path, taught: dict[int, Any]
     assert [arguments for _, arguments in run.lessons] == ([] if words is None else [{}])
     assert ("by a curriculum: it " + str(words) in text) == (words is not None)
     assert ("curriculum:" in text) == (words is not None)
+
+
+def test_a_page_tells_whom_each_generation_of_self_play_met(tmp_path: Path) -> None:
+    met = [[], [1], [1, 2], [2, 3], [3, 4]]
+    leagues = {
+        at: [{"id": each, "generation": each, "arrays": f"{each:x}" * 32} for each in league]
+        for at, league in enumerate(met, 1)
+    }
+    run, text = page_of(tmp_path, leagues, "opponents")
+    assert [[one.generation for one in each.opponents] for each in run.met] == met
+    assert "3 2 (22222222), 3 (33333333)" not in text
+    assert "4 2 (22222222), 3 (33333333)" in text
+    assert "1 none: only the opponent of env.kwargs" in text
+    assert "Members trained by self-play" in text
+    assert "Members trained by self-play" not in page_of(tmp_path / "without", {})[1]

@@ -113,6 +113,33 @@ def test_all_ranks_of_a_shard_do_what_it_is_told_and_the_first_answers(tmp_path:
     assert others == [[[1, 1, 0, 7]], [[2, 0, 2, 5], [2, 0, 2, 6]], [[3, 1, 2, 5], [3, 1, 2, 6]]]
 
 
+@pytest.mark.parametrize(
+    ("count", "each", "world", "room"),
+    [
+        ("auto", 2, 4, 2),
+        (2, 2, 4, 2),
+        (1, 4, 4, 1),
+        (3, 1, 3, 3),
+        (4, 2, 4, None),
+        (2, 1, 4, None),
+        ("auto", 2, 5, None),
+    ],
+)
+def test_a_shard_counts_as_one_whatever_number_of_ranks_it_has(
+    count: Any, each: int, world: int, room: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranks.distributed, "get_world_size", lambda: world)
+    monkeypatch.setattr(ranks, "_Own", lambda cfg, make: None)
+    cfg = ShardsConfig(engine="accelerate", count=count, ranks=each)
+    if room is not None:
+        assert ranks.Ranks(cfg, print).room == room
+        return
+    with pytest.raises(
+        ParamsError, match=rf"count: {count}, of {each} processes each, but {world} processes were launch"
+    ):
+        ranks.Ranks(cfg, print)
+
+
 def test_ranks_of_a_shard_stop_together_and_the_first_says_what_went_wrong(tmp_path: Path) -> None:
     """Only the first of them knows of a signal; one that fails where another leads has nobody to answer to."""
     cfg = ShardsConfig(engine="accelerate", ranks=2)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from evopipe import stages
 from evopipe.errors import DataError, DiskError, ResourceError
 from evopipe.layout import EVALUATION, FETCHED, STAGES, TRANSITIONS
 from evopipe.params.load import load_params
@@ -27,6 +29,7 @@ from evopipe.sweep.run import (
     _Runs,
     _spent,
     _stages,
+    sweep,
     table,
 )
 from evopipe.sweep.settings import Setting, _drawn, _rounded, _short, settings_of
@@ -69,6 +72,19 @@ def test_a_run_is_done_with_its_last_stage(tmp_path: Path, settings: list[Settin
         folder = left(tmp_path, settings[0], 1.0, dict.fromkeys(names[:count], 1.0) or {"other": 1.0})
         assert _is_done(folder) == (count == len(names))
     assert not _is_done(tmp_path / "nowhere")
+
+
+def test_a_report_that_cannot_be_drawn_is_told_once(
+    tmp_path: Path, settings: list[Setting], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of two runs, whose stages are done but for the report: by the sweep, and not by each run again."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    done = {stage.name: 1.25 for stage in stages.WITHOUT_REPORT}
+    folders = [left(tmp_path, setting, 1.0, done) for setting in settings[:2]]
+    said: list[str] = []
+    assert len(sweep(settings[:2], tmp_path, 1, True, lambda line: None, said.append)) == 2
+    _stages(settings[0].params, folders[0], dataset=True, one_of_many=False)
+    assert (said, capfd.readouterr().err) == ([stages.NO_REPORT], "")
 
 
 @pytest.mark.parametrize("dataset", [True, False])

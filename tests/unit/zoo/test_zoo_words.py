@@ -83,8 +83,8 @@ def test_a_table_of_all_rows(home: Path) -> None:
     # Three seeds: none is left out. The lowest resampled mean of 10,000 is 9, the highest 11; 2.5 % are more than 1/27.
     lines = [[cell for cell in line.split("  ") if cell.strip()] for line in shown.table(home)]
     assert [[cell.strip() for cell in line] for line in lines] == [
-        ["row", "seeds", "IQM", "95 % interval", "steps", "CPU", "published", "0.95 of it"],
-        ["first", "3", "10.0", "[9.0, 11.0]", "4,750", "1 min 10 s", "8.0 9.5", "no"],
+        ["row", "seeds", "IQM", "95 % interval", "steps", "elite's", "CPU", "published", "0.95 of it"],
+        ["first", "3", "10.0", "[9.0, 11.0]", "4,750", "6", "1 min 10 s", "8.0 9.5", "no"],
         ["second", "0", "3.0"],
     ]
 
@@ -101,6 +101,7 @@ def test_all_of_one_row(home: Path) -> None:
         "3 9.0 [7.0, 12.0] 100 4,250 30 s e1fee1fee1fe c0dec0dec0de",
         "4 50.0 [48.0, 53.0] 100 4,250 1 min 30 s e1fee1fee1fe c0dec0dec0de",
         "interquartile mean over 3 seeds: 10.0, 95 % interval [9.0, 11.0]",
+        "its elites were trained for 6 environment steps each",
         "Paper: 8.0 ± 1.5 in 2,000,000 steps (https://example.org/a)",
         "Zoo: 9.5 (https://example.org/b)",
         "the interval's lower end does not reach 0.95 of what was published",
@@ -129,8 +130,38 @@ def test_every_published_score_is_to_be_reached_by_the_lower_end(
     scores: tuple[float, ...], low: float, reached: bool
 ) -> None:
     entry = Entry(family="x", published=tuple(Published(by="x", score=each) for each in scores))
-    assert entry.reached(Over(3, 200.0, (low, 300.0), 1.0, 1.0)) is reached
+    assert entry.reached(Over(3, 200.0, (low, 300.0), 1.0, 1.0, 1.0)) is reached
     assert entry.reached(None) is None
+
+
+@pytest.mark.parametrize(
+    ("published", "steps", "low", "said"),
+    [([(100.0, 500)], 500.0, 95.0, "yes"), ([(100.0, 500)], 500.5, 95.0, "in more steps"),
+     ([(100.0, 500)], 900.0, 94.0, "no"), ([(100.0, None)], 9e9, 95.0, "yes"), ([], 9e9, 95.0, ""),
+     ([(90.0, 10), (100.0, 500)], 500.0, 95.0, "yes"), ([(100.0, 10), (100.0, 500)], 500.0, 95.0, "yes")],
+)  # fmt: skip
+def test_no_more_steps_than_the_best_published_score_took(
+    home: Path, published: list[tuple[float, int | None]], steps: float, low: float, said: str
+) -> None:
+    entry = Entry(family="x", published=tuple(Published(by="x", score=each, steps=n) for each, n in published))
+    over = Over(3, 200.0, (low, 300.0), 1.0, steps, 1.0)
+    assert shown.answer(zoo.ZooRow("x", entry, home), over) == said
+    assert entry.reached(over) is {"": None, "yes": True}.get(said, False)
+
+
+@pytest.mark.parametrize(
+    ("size", "strategy", "elites", "own"),
+    [(1, "tournament", (1, 2, 3, 4, 9), 500), (2, "tournament", (1, 2, 3, 4, 9), 250),
+     (1, "random", (1, 2, 3, 4, 4), 400), (1, "random", (1, 2, 3, 4, 9), 100),
+     (1, "random", (1, 2, 1, 2, 2), 400), (1, "random", (7, 7, 7, 7, 7), 100)],
+)  # fmt: skip
+def test_the_steps_of_the_elite_itself(size: int, strategy: str, elites: tuple[float, ...], own: int) -> None:
+    """A generation has 100 steps, a trial lives 400; what comes after the elite was found is none of its steps."""
+    settings = {"population.size": size, "search.strategy": strategy, "train.max_steps": 400, "train.evo_steps": 100}
+    row = zoo.ZooRow("x", Entry(family="x"), Path())
+    row.__dict__["params"] = parse_params(tiny.params({**settings, "search.budget": 2000}))
+    curve = Curve(env_steps=(100, 200, 300, 400, 500), eval_steps=(1,) * 5, elite=elites, seconds=(1.0,) * 5)
+    assert row.agent_steps(seed_of(1.0, curve=curve)) == own
 
 
 def test_the_archive_is_of_the_first_of_the_best_seeds_and_results_of_one_seed_are_replaced(home: Path) -> None:
