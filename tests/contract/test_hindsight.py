@@ -162,9 +162,12 @@ def test_settings_that_do_not_go_with_it_are_refused(replay: Any, train: Any, sa
         small(replay, **train)
 
 
-def test_backends_other_than_sync_are_refused() -> None:
-    with pytest.raises(ParamsError, match=r"train\.replay\.hindsight: env\.backend torch .* set it to sync, or this"):
-        small(env={"id": "CartPole-v1", "kwargs": {}, "backend": "torch"})
+@pytest.mark.parametrize("backend", ["torch", "c"])
+def test_backends_other_than_sync_are_refused(backend: str) -> None:
+    with pytest.raises(
+        ParamsError, match=rf"train\.replay\.hindsight: env\.backend {backend} .* set it to sync, or this"
+    ):
+        small(env={"id": "CartPole-v1", "kwargs": {}, "backend": backend})
 
 
 def test_an_environment_without_goals_is_refused_by_the_check_and_at_the_start() -> None:

@@ -11,8 +11,8 @@ pytest.importorskip("transformers")
 
 from evopipe import AgentTrainer, algos
 from evopipe.agents import ChatAgent, CopyGame
-from evopipe.agents.workflow import CumulativeWorkflow
-from evopipe.compat.rllm.arguments import parameters_of
+from evopipe.agents.workflow import CumulativeWorkflow, Workflow
+from evopipe.compat.rllm.arguments import check_arguments, parameters_of
 from evopipe.compat.rllm.config import resolve
 from evopipe.compat.rllm.documented import FILTERS, SAME
 
@@ -320,3 +320,21 @@ def test_what_a_configuration_became_is_explained_key_by_key() -> None:
     ):
         assert line in said
     assert not any(line.startswith(("algos.dpo", "fetch.", "export.", "evaluate.")) for line in said)
+
+
+def test_a_workflow_takes_the_arguments_that_it_names_though_it_hands_others_on() -> None:
+    """An environment that takes any argument reads them itself."""
+
+    class Played(Workflow):
+        def __init__(self, depth: int, **kwargs: Any) -> None:
+            super().__init__(**kwargs)
+
+        async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> None: ...
+
+    class Anything:
+        def __init__(self, **kwargs: Any) -> None: ...
+
+    check_arguments(Played, {"depth": 3, "timeout": 2.0}, "workflow_args")
+    with pytest.raises(ValueError, match=r"^workflow_args: Played takes no argument 'dept', did you mean 'depth'"):
+        check_arguments(Played, {"dept": 3}, "workflow_args")
+    check_arguments(Anything, {"dept": 3}, "env_args")

@@ -15,6 +15,7 @@ import evopipe
 from evopipe import parse_params
 from evopipe.compat import agilerl
 from evopipe.compat.agilerl.environments import config_of
+from evopipe.compat.agilerl.train import Call
 from evopipe.errors import ParamsError, UsageError
 from evopipe.machine import configure
 from evopipe.native import build
@@ -230,6 +231,15 @@ def test_arguments_without_effect_are_refused(arguments: dict[str, Any], sentenc
     given = {"pop": population(), "memory": agilerl.ReplayBuffer(100), "algo": None, **STEPS, "verbose": False}
     with pytest.raises(UsageError, match=sentence):
         agilerl.train_off_policy(agilerl.make_vect_envs("CartPole-v1", 2), "CartPole-v1", **{**given, **arguments})
+
+
+def test_a_project_of_weights_and_biases_is_the_environments_unless_it_is_named() -> None:
+    def tracked(**more: Any) -> dict[str, Any]:
+        return Call({"env_name": "CartPole-v1", "wb": True, **more})._tracked()
+
+    assert tracked() == tracked(wandb_kwargs={}) == {"experiment": "CartPole-v1"}
+    assert tracked(wandb_kwargs={"project": "mine"}) == {"experiment": "mine"}
+    assert tracked(env_name=None) == tracked(wb=False) == {}
 
 
 def test_several_processes_are_refused() -> None:

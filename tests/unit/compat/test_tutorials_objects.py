@@ -13,10 +13,12 @@ import torch
 from pettingzoo import ParallelEnv
 
 from evopipe.compat import agilerl
+from evopipe.compat.agilerl.functions import _all_of
 from evopipe.compat.agilerl.learning import batch_of, steps_of
 from evopipe.compat.agilerl.team_vect import ends_of
 from evopipe.compat.agilerl.view import StepList
 from evopipe.errors import DataError, UsageError
+from evopipe.memory.replay import Replay, RowLayout
 from evopipe.types import ACTS, CUT, GONE
 from populations import same
 
@@ -346,3 +348,26 @@ def test_a_wrapper_acts_in_tests_and_outlives_selection() -> None:
         agilerl.train_off_policy(env, "CartPole-v1", "DQN", [wrapped], agilerl.ReplayBuffer(10))
     with pytest.raises(UsageError, match="put it around the agent first"):
         agilerl.RSNorm(wrapped)
+
+
+def test_each_number_of_an_action_is_scaled_between_its_own_bounds() -> None:
+    """One action, or several at once."""
+    bounds = gymnasium.spaces.Box(np.array([-1, 0, 10], np.float32), np.array([1, 4, 20], np.float32))
+    scale = agilerl.DDPG(BOX, bounds, net_config=NET).actor.scale_action
+    assert scale([[-1, 0, 1], [1, -1, 0.5]]).tolist() == [[-1, 2, 20], [1, 0, 17.5]]
+    assert scale([0, 1, -3]).tolist() == [[0, 4, 10]]
+
+
+@pytest.mark.parametrize("added", [3, 4, 6])
+def test_what_a_memory_holds_is_read_the_oldest_first(added: int) -> None:
+    """Also where the ring went round."""
+    layout = RowLayout(obs=1, actions=2, masked=False)
+    replay = Replay(layout, 1, 4, torch.device("cpu"))
+    number = np.arange(added, dtype=np.float32)
+    rows = layout.pack(number[:, None], np.zeros(added), number + 10, number % 2 == 1, number[:, None] + 1)
+    for row in rows:
+        replay.add(row[None, None], np.ones((1, 1), bool))
+    batch, kept = _all_of(replay), [*range(max(0, added - 4), added)]
+    assert batch.obs[0, :, 0].tolist() == kept
+    assert batch.reward[0].tolist() == [each + 10 for each in kept]
+    assert batch.discount[0].tolist() == [1 - each % 2 for each in kept]

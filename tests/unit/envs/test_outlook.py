@@ -189,3 +189,13 @@ def test_the_fastest_is_named(tmp_path: Path) -> None:
     assert last.startswith(f"fastest here: env.backend: {max(rates, key=rates.__getitem__)}")
     answer = call(tmp_path, "env", "bench", "CartPol-v1")
     assert (answer.code, answer.err.count("\n")) == (65, 1)
+
+
+def test_one_long_episode_among_short_ones_says_nothing_of_the_discount() -> None:
+    """Six times as far as is seen is too long, in the mean: at γ of 0.99 more than 600 steps."""
+    assert [*shown._of_lengths([10] * 9 + [5000], 0.99)] == []
+    assert [*shown._of_lengths([500, 690], 0.99)] == []
+    (said,) = shown._of_lengths([100, 1900], 0.99)
+    assert "episodes last 1,000 steps, and γ of 0.99 sees some 100 ahead" in said
+    assert said.endswith("raise gamma to 0.995 if it should")
+    assert [*shown._of_lengths([10**6], 1.0)] == [*shown._of_lengths([], 0.99)] == []

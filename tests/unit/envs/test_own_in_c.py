@@ -93,6 +93,18 @@ def test_settings_and_draws_reach_it(tmp_path: Path) -> None:
         make_env(config(source, kwargs={"rain": 1}))
 
 
+def test_the_episode_of_seed_0_is_an_episode_as_any_other(tmp_path: Path) -> None:
+    """And without a seed the generator's next one begins."""
+    cfg = config(written(tmp_path, PUSH))
+    pool, env = CompiledPool(cfg, 1, CPU), make_env(cfg)
+    pool.reset([0], [0])
+    for _ in range(2):
+        np.testing.assert_array_equal(env.reset(seed=0)[0], pool.obs[0].numpy())
+    pool.reset([0], [int(np.random.default_rng(0).integers(2**31))])
+    env.reset(seed=0)
+    np.testing.assert_array_equal(env.reset()[0], pool.obs[0].numpy())
+
+
 @pytest.mark.parametrize("text", [CATCH, PUSH], ids=["catch", "push"])
 def test_one_row_is_the_pools_to_the_bit(text: str, tmp_path: Path) -> None:
     cfg = config(written(tmp_path, text))

@@ -915,3 +915,10 @@ def test_who_acts_first_after_a_broken_step_joins_as_in_any_episode() -> None:
     assert not pool.begins.any()
     pool.reset([0], [2])
     assert pool.begins.tolist() == [[True, True], [False, False]]
+
+
+def test_a_reset_that_leaves_nothing_to_do_names_the_environment_that_was_reset() -> None:
+    """By its own seed, though it is the first of those that are reset."""
+    pool = EnvPool(team("MaskedOut", when=0), 3)
+    with pytest.raises(EnvironmentFailed, match=r"row 2, episode seed 77\b.*in which no action is legal"):
+        pool.reset(np.array([2]), np.array([77]))

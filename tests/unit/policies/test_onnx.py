@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +128,17 @@ def test_the_package_is_named_where_it_is_missing(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingInputError, match=r"^an ONNX program needs onnx, .* pip install 'evopipe\[onnx\]'$"):
         onnx.write(tmp_path, tmp_path)
+
+
+def test_a_users_own_level_of_logging_is_back_after_an_export() -> None:
+    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
+    before = logger.level
+    try:
+        for level in (logging.NOTSET, logging.DEBUG):
+            logger.setLevel(level)
+            with pytest.raises(RuntimeError, match="in between"), onnx._quiet():
+                assert logger.level == logging.ERROR
+                raise RuntimeError("in between")
+            assert logger.level == level
+    finally:
+        logger.setLevel(before)

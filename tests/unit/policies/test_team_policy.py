@@ -336,3 +336,11 @@ def test_a_team_in_another_teams_place_is_refused(tmp_path: Path) -> None:
 
 def write(folder: Path, files: dict[str, bytes], about: dict[str, Any]) -> None:
     policy.write_folder(folder, files | {policy.POLICY: policy.dump_json(about, "policy.json")})
+
+
+def test_each_agents_module_reads_what_that_agent_sees(tmp_path: Path) -> None:
+    """Agents that see unlike many numbers, of whom each acts as among the others."""
+    made, obs = team(tmp_path / "elite", share="none"), seen(4)
+    acts = made.act(obs)
+    for place, agent in enumerate(AGENTS):
+        assert made.module(place)(torch.from_numpy(obs[agent])).tolist() == acts[agent].tolist()

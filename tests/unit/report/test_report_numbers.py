@@ -570,3 +570,15 @@ def test_below_a_mark_stands_what_changed_else_the_kind_and_what_it_gained(monke
     assert told[2, 0] == ["l" * 24]
     assert told[3, 0][0] == "l" * 23 + "…"
     assert (told[3, 1], told[3, 2]) == (["+2.0"], ["−1.0"])
+
+
+def test_figures_have_the_reports_style_whatever_a_users_settings_are() -> None:
+    import matplotlib
+
+    with matplotlib.rc_context({"lines.linewidth": 17.0, "axes.grid": True, "font.size": 3.0}):
+        with draw.style():
+            inside = dict(matplotlib.rcParams)
+        assert [matplotlib.rcParams[key] for key in ("lines.linewidth", "axes.grid", "font.size")] == [17.0, True, 3.0]
+    with draw.style():
+        assert {key: value for key, value in matplotlib.rcParams.items() if inside[key] != value} == {}
+    assert (inside["font.size"], inside["lines.linewidth"]) == (12.0, matplotlib.rcParamsDefault["lines.linewidth"])

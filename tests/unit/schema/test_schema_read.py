@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from evopipe.errors import MissingInputError, ParamsError
 from evopipe.schema.read import MAX_BYTES, parse_yaml, read_yaml
-from evopipe.schema.write import dump_yaml
+from evopipe.schema.write import commented, dump_yaml
 
 
 def refusal(text: str) -> str:
@@ -234,3 +235,10 @@ def test_dumped_scalars() -> None:
     assert dump_yaml(None).strip() == "null"
     assert dump_yaml(0.001).strip() == "0.001"
     assert dump_yaml(True).strip() == "true"
+
+
+def test_a_long_value_stays_on_its_line_with_its_comment() -> None:
+    text = f"task: {' '.join(['word'] * 60)}  # what members are asked\nempty: null\n"
+    written, yaml = io.StringIO(), commented()
+    yaml.dump(yaml.load(text), written)
+    assert written.getvalue() == text

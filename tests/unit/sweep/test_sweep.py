@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 import evopipe
-from evopipe.errors import ParamsError, UsageError
+from evopipe.errors import EvopipeError, ParamsError, UsageError
 from evopipe.params.load import load_params
 from evopipe.schema.read import read_yaml
 from evopipe.storage.files import read_json
 from evopipe.storage.lock import RunLock
+from evopipe.sweep.run import sweep
 from evopipe.sweep.settings import Setting, settings_of
 from tiny import TRAINED, call, checkpoints, digests, environment, wait_for, write_params
 
@@ -233,6 +234,18 @@ def test_a_run_that_fails_does_not_stop_the_others(project: Path) -> None:
     found = folders(project)
     assert (found["start=null"] / "reports/report.html").exists()
     assert not (found["start=nowhere"] / "reports").exists()
+
+
+@pytest.mark.thorough
+def test_a_signal_after_the_last_run_hides_no_failure(project: Path) -> None:
+    """Nothing is left to stop: the sweep says what failed, not that it was stopped."""
+
+    def warn(sentence: str) -> None:
+        assert "nowhere" in sentence
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(EvopipeError, match="1 of 1 runs failed, the first was start=nowhere: nowhere"):
+        sweep(settings(project, "population.start=nowhere"), project / "sweeps/one", 1, False, print, warn)
 
 
 def test_two_sweeps_of_one_name_are_refused(project: Path) -> None:

@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.cells import cell_len
@@ -515,3 +516,23 @@ def test_without_a_stderr_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(sys, "stderr", None)
     with Tracker([console_sink()]) as tracker:
         tracker.emit(Message("warning", "unheard"))
+
+
+def test_a_tracker_that_is_closed_closes_its_sinks_once_and_sends_nothing_more() -> None:
+    class Noted:
+        def __init__(self) -> None:
+            self.told: list[str] = []
+
+        def emit(self, event: Any) -> None:
+            self.told.append("emit")
+
+        def close(self) -> None:
+            self.told.append("close")
+
+    sinks = Noted(), Noted()
+    tracker = Tracker([*sinks])
+    tracker.emit(Message("info", "before"))
+    for _ in range(2):
+        tracker.close()
+        tracker.emit(Message("info", "after"))
+    assert [sink.told for sink in sinks] == [["emit", "close"]] * 2
