@@ -20,6 +20,7 @@ FAR = 1e9
 """A target that nobody reaches, so that nobody is confirmed."""
 
 
+@pytest.mark.thorough
 def test_pooled_updates_follow_the_steps_of_all_who_live(run: Callable[..., Any]) -> None:
     """One member takes as many updates as it takes steps; four take four times as many each."""
     counts = {}

@@ -163,6 +163,7 @@ def test_a_folder_keeps_everything(tmp_path: Path, working_folder: Path, capsys:
     assert list(working_folder.iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_told_on_request(capsys: pytest.CaptureFixture[str]) -> None:
     evopipe.train(params(SHORT), quiet=False)
     said = capsys.readouterr()
@@ -180,6 +181,7 @@ def test_a_folder_inside_a_dvc_repository_shares_its_state(tmp_path: Path, monke
     assert not (tmp_path / "elsewhere").exists()
 
 
+@pytest.mark.thorough
 def test_outside_the_main_thread() -> None:
     """Where no signal can be caught, a run works all the same."""
     results: list[Any] = []

@@ -95,6 +95,7 @@ def middle_half(values: list[float]) -> float:
     return mean(sorted(values)[quarter : len(values) - quarter])
 
 
+@pytest.mark.thorough
 def test_the_held_out_scores_are_computed_from_the_episodes(folder: Path) -> None:
     evaluation = content(folder, "evaluation")
     scores = {**content(folder, "members"), "elite": evaluation["elite"]}

@@ -180,6 +180,7 @@ class Text(HTMLParser):
         assert self.open.pop() == tag
 
 
+@pytest.mark.thorough
 def test_replays_of_another_elite_are_not_shown(replayed: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(replayed, tmp_path / "other"))
     found = told(folder)

@@ -56,6 +56,7 @@ def recorded(folder: Path) -> TrackedRun:
     return run
 
 
+@pytest.mark.thorough
 def test_every_stage_adds_what_it_wrote_to_its_trainings_record(tmp_path: Path, started: Path) -> None:
     folder = tmp_path / "run"
     tiny.write_params(folder, TRACKED)

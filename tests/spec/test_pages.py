@@ -35,6 +35,7 @@ def test_off_policy_training_function() -> None:
     checked(off_policy.train(**SHORT, max_steps=160, evo_steps=80, learning_delay=20, target=None), 2)
 
 
+@pytest.mark.thorough
 def test_off_policy_loop() -> None:
     pop, _ = result = off_policy.loop(**SHORT, max_steps=160, evo_steps=80, learning_delay=64)
     checked(result, 2)

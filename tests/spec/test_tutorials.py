@@ -59,6 +59,7 @@ def test_only_import_lines_change() -> None:
 
 
 @of("off_policy")
+@pytest.mark.thorough
 def test_off_policy(script: Any) -> None:
     pop = checked(script.own_loop(**SMALL, max_steps=400, evo_steps=200, learning_delay=64), 2)
     assert [type(agent).__name__ for agent in pop] == ["DQN", "DQN"]

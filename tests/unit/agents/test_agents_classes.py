@@ -145,6 +145,7 @@ class Lookup:
 
 
 @pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.thorough
 def test_tokens_are_made_once_and_what_was_done_counts_however_an_episode_ends(steps: int, tmp_path: Path) -> None:
     """A base of digits and calls, which calls by chance: its tokens stay, and its episodes are scored when cut, too."""
     rows = [{"key": str(key)} for key in range(10)]

@@ -90,6 +90,7 @@ def test_a_child_goes_on_with_the_nearest_row_from_where_that_has_its_parents_sc
 
 
 @pytest.mark.parametrize("name", curves.TASKS)
+@pytest.mark.thorough
 def test_every_task_has_two_spaces_of_hyper_parameters_that_it_may_evolve(name: str) -> None:
     """And any point of them is a trial that can be trained."""
     task = curves.TASKS[name]

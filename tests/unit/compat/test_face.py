@@ -358,6 +358,7 @@ def test_memories_say_how_is_sampled() -> None:
     assert (replay.prioritised, replay.alpha, replay.n_step, replay.capacity) == (True, 0.5, 3, 500)
 
 
+@pytest.mark.thorough
 def test_a_team_that_learns_from_its_own_steps(tmp_path: Path) -> None:
     env = agilerl.make_vect_envs("simple_spread_v3", 2, max_cycles=10)
     spaces = ({agent: space(agent) for agent in env.agents} for space in (env.observation_space, env.action_space))

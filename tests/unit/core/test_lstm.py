@@ -170,6 +170,7 @@ def memories(structure: Padded, seed: int = 5) -> tuple[torch.Tensor, list[torch
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.thorough
 def test_layers_compute_what_torchs_own_layers_compute(depth: int) -> None:
     """Values and gradients, with a memory from before and episodes that begin inside the sequence."""
     arch = recurrent([(16 + 7 * i, False) for i in range(depth)], head=[(6, False)])

@@ -242,6 +242,7 @@ def test_initial_weights_are_orthogonal(rows: int, columns: int) -> None:
 
 @pytest.mark.parametrize("kind", ["mlp", "simba", "resnet"])
 @pytest.mark.parametrize("inputs", [4, 100])
+@pytest.mark.thorough
 def test_initial_biases_are_uniform_as_torchs_are(kind: EncoderKind, inputs: int) -> None:
     """±1/√inputs of each layer's own; those that lead out of the network, or back into a stream, are 0."""
     images = (Image(0, 3, 4, 4),)

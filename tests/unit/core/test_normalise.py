@@ -255,6 +255,7 @@ def test_a_member_has_seen_what_it_acted_on(case: str, run: Callable[..., Any]) 
 
 
 @pytest.mark.parametrize("backend", ["sync", "torch"])
+@pytest.mark.thorough
 def test_rewards_of_a_run_against_brute_force(backend: str, run: Callable[..., Any]) -> None:
     p = normalising("ppo", LONG, config={"evolve": {}}, kwargs={"max_episode_steps": 15}, mutation=populations.UNLIKE)
     loop = run(on_tensors(p) if backend == "torch" else p)
@@ -455,6 +456,7 @@ def test_rows_that_are_not_finite_are_passed_over() -> None:
 
 
 @BOTH
+@pytest.mark.thorough
 def test_a_frozen_member_s_statistics_are_frozen_too(algo: str, run: Callable[..., Any]) -> None:
     loop = run(normalising(algo, LONG))
     advance(loop, 30)

@@ -152,6 +152,7 @@ def test_an_encoder_and_its_head_are_the_whole_network_to_the_bit(kind: EncoderK
 
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("seed", range(2))
+@pytest.mark.thorough
 def test_unlike_members_compute_what_their_own_networks_compute(norm: bool, seed: int) -> None:
     """A head's own inputs, latents of unlike widths, blends over both; and no gradient on a pad."""
     rng, dtype = generators(seed), torch.float64

@@ -102,6 +102,7 @@ def test_parts_that_are_not_served_are_named(space: Any, says: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.thorough
 def test_legal_actions_reach_the_environment_and_workers_change_nothing(form: str) -> None:
     findings = check("action_envs:Desk-v0", {"form": form})
     assert [text for text in findings if not text.startswith("warning: Gymnasium's checker says: For Box")] == []

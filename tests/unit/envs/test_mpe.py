@@ -324,6 +324,7 @@ def test_a_reset_by_mask_touches_no_other_row_and_no_other_memory(name: str) -> 
 
 
 @pytest.mark.parametrize(("name", "kwargs"), [game for game in (*PLAIN, *GAMES) if game[1]])
+@pytest.mark.thorough
 def test_on_a_device_nothing_waits_and_a_graph_can_hold_it(name: str, kwargs: dict[str, Any]) -> None:
     local, rng = begun(config(name, **kwargs), 5), np.random.default_rng(1)
     seeds, mask = torch.arange(50, 55), torch.tensor([True, False, False, True, False])

@@ -173,6 +173,7 @@ def test_the_check_says_it_after_its_own_findings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("env_id", "names"), [("CartPole-v1", {"sync", "torch", "c"}), ("simple_spread_v3", {"sync", "torch"})]
 )
+@pytest.mark.thorough
 def test_every_backend_that_has_it_is_measured(env_id: str, names: set[str]) -> None:
     measured = list(speeds(described(env_id, {}), 4, 0.02))
     assert names <= {way.backend for way in measured}
@@ -180,6 +181,7 @@ def test_every_backend_that_has_it_is_measured(env_id: str, names: set[str]) -> 
     assert all(way.rate > 0 for way in measured)
 
 
+@pytest.mark.thorough
 def test_the_fastest_is_named(tmp_path: Path) -> None:
     answer = call(tmp_path, "env", "bench", "CartPole-v1", "--seconds", "0.05", "--rows", "64")
     assert (answer.code, answer.err) == (0, "")

@@ -209,6 +209,7 @@ def test_a_module_and_its_files_are_found_in_the_working_folder(
 
 
 @pytest.mark.parametrize("there", [False, True])
+@pytest.mark.thorough
 def test_nothing_changes_until_a_step_is_received(any_workers: Workers, there: bool) -> None:
     pool = started(chain("Masked"), 4, any_workers if there else None)
     twin = started(chain("Masked"), 4, None)
@@ -650,14 +651,13 @@ def test_a_thread_that_begins_elsewhere_meanwhile_is_none_of_the_environments() 
     def starts() -> None:
         while not made.is_set():
             threading.Thread(target=over.wait).start()
-            time.sleep(0.001)
+            time.sleep(0.002)
 
     cfg = odd("Process")
     other = threading.Thread(target=starts)
     other.start()
     try:
-        for _ in range(5):
-            make_env(cfg)
+        make_env(cfg)
         assert not has_threads(cfg)
     finally:
         made.set()

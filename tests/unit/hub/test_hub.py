@@ -79,6 +79,7 @@ def test_a_dry_run_writes_what_a_push_pushes_and_pull_fetches_it(run: Path, serv
     assert evopipe.load("fetched").act(obs) == evopipe.load(f"run/{ELITE}").act(obs)
 
 
+@pytest.mark.thorough
 def test_the_card_is_what_leaderboards_read(run: Path) -> None:
     assert call("push", "run", "me/cart", "--dry-run", "dry")[0] == 0
     card, about = ModelCard.load(Path("dry/README.md")), read_json(Path("dry/policy.json"))

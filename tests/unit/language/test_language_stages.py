@@ -67,6 +67,7 @@ def test_every_stage_writes_its_outs(finished: Path) -> None:
     assert shown[0].keys() == {"prompt", "elite", "base"}
 
 
+@pytest.mark.thorough
 def test_the_report_shows_what_was_written(finished: Path) -> None:
     page = (finished / layout.REPORT).read_text()
     assert "What members did while they learned" in page

@@ -251,6 +251,7 @@ def summed(log: list[tuple[np.ndarray, RowStep]], row: int, gamma: float, lam: f
         pytest.param("ppo", "CartPole-v1", "envpool", 6, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.thorough
 def test_estimates_of_a_run_are_those_of_each_episode_by_itself(
     algo: str, env: str, backend: str, rollouts: int, loops: list[Any]
 ) -> None:

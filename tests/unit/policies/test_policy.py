@@ -104,6 +104,7 @@ def test_an_empty_batch(loaded: Policy) -> None:
     assert loaded.q_values(np.zeros((0, OBS))).shape == (0, ACTIONS)
 
 
+@pytest.mark.thorough
 def test_other_number_types(loaded: Policy) -> None:
     obs = np.arange(2 * OBS).reshape(2, OBS)
     expected = loaded.q_values(obs.astype(np.float32))

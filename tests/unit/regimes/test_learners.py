@@ -86,6 +86,7 @@ def test_every_algorithm_learns_alike_in_two_processes(algo: str, runs: list[Run
     assert equal_states(runs[0].state(), runs[1].state()) == []
 
 
+@pytest.mark.thorough
 def test_players_learn_alike_in_two_processes(runs: list[Run]) -> None:
     """Three GPTs of unlike forms, for two generations."""
     data = small_params("ilql")

@@ -559,6 +559,7 @@ def test_the_last_good_generation_is_the_last(run: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("algo", ["dqn", "ppo"])
+@pytest.mark.thorough
 def test_a_saved_run_knows_who_is_frozen_and_who_failed(algo: str, run: Callable[..., Any]) -> None:
     """In the middle of a generation."""
     p = populations.problem(

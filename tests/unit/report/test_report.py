@@ -653,6 +653,7 @@ def crew(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.thorough
 def test_a_teams_page_has_every_agents_and_groups_return_and_its_film(crew: Path) -> None:
     text = page(crew, {})
     found = Document(text)

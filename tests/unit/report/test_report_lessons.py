@@ -29,6 +29,7 @@ def page_of(folder: Path, taught: dict[int, Any], key: str = "curriculum") -> tu
     return run, " ".join(re.sub("<[^>]*>", " ", compose(run, params.model_dump(mode="json"), "No film.")).split())
 
 
+@pytest.mark.thorough
 def test_a_page_tells_the_lessons_from_the_first_to_the_last(tmp_path: Path) -> None:
     starts = {1: 12, 2: 12, 3: 4, 4: 4, 5: 0}
     run, text = page_of(tmp_path, {at: {"digits": 13, "start": start} for at, start in starts.items()})
@@ -44,6 +45,7 @@ def test_an_argument_that_only_some_lessons_have_is_none_in_the_others(tmp_path:
 
 
 @pytest.mark.parametrize(("taught", "words"), [({}, None), ({at: {"a": 1} for at in range(1, 6)}, "changed nothing")])
+@pytest.mark.thorough
 def test_a_run_without_lessons_tells_none(tmp_path: Path, taught: dict[int, Any], words: str | None) -> None:
     run, text = page_of(tmp_path, taught)
     assert [arguments for _, arguments in run.lessons] == ([] if words is None else [{}])
@@ -51,6 +53,7 @@ def test_a_run_without_lessons_tells_none(tmp_path: Path, taught: dict[int, Any]
     assert ("curriculum:" in text) == (words is not None)
 
 
+@pytest.mark.thorough
 def test_a_page_tells_whom_each_generation_of_self_play_met(tmp_path: Path) -> None:
     met = [[], [1], [1, 2], [2, 3], [3, 4]]
     leagues = {

@@ -113,6 +113,7 @@ def confirmed(found: Run) -> tuple[float, float, int]:
     return found.champion.score, found.champion.error, found.champion.generation
 
 
+@pytest.mark.thorough
 def test_a_success_ends_the_confirmation_and_the_run() -> None:
     whole, early = run(), run(confirmation="sequential", lowest_score=1.0)
     assert (whole.reason, early.reason) == ("target", "target")
@@ -142,6 +143,7 @@ def test_without_a_lowest_score_or_a_target_a_success_plays_all() -> None:
 
 
 @pytest.mark.parametrize("lowest", [None, 0.0])
+@pytest.mark.thorough
 def test_a_failure_ends_the_confirmation_and_confirms_nobody(lowest: float | None) -> None:
     crowned = {}
     for confirmation in ("sequential", "full"):

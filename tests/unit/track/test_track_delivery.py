@@ -251,6 +251,7 @@ def test_twice_is_as_good_as_once(root: Path) -> None:
     assert contents(root) == once
 
 
+@pytest.mark.thorough
 def test_a_run_of_a_tracker_ends_when_the_training_did_and_not_when_its_last_generation_did(root: Path) -> None:
     run = TrainingRecord(made(root, generations=1)).run()
     assert run.ended is not None

@@ -381,6 +381,7 @@ def git(root: Path, *words: str, env: dict[str, str] | None = None) -> str:
 PARAMS = {"env": {"id": "E-v0"}, "train": {"algo": "dqn"}, "algos": {"dqn": {"evolve": {"lr": {"min": 1e-5}}}}}
 
 
+@pytest.mark.thorough
 def test_trainings_of_the_workspace_of_branches_tags_and_experiments_are_delivered_once(tmp_path: Path) -> None:
     """Each by the time, the commit and the experiment of its own; those without files are counted; and one that this
     machine recorded is the run that a tracker has of it."""

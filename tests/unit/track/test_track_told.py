@@ -376,6 +376,7 @@ def test_mlflow_is_told_what_it_was_when_someone_looked(tmp_path: Path) -> None:
     assert told_mlflow(tmp_path).split("\n") == MLFLOW.read_text(encoding="utf-8").split("\n")
 
 
+@pytest.mark.thorough
 def test_long_texts_are_cut_to_what_mlflow_takes(tmp_path: Path) -> None:
     store = Store()
     told = replace(FIRST, members=(row(0, 0, None, 1.0, "none", "c" * 9000),))
