@@ -23,7 +23,7 @@ _SHORT = 8  # digits of a hash that tell opponents apart for a reader
 
 
 @dataclass(frozen=True)
-class Met:
+class Matches:
     """How one generation trained by self-play.
 
     Attributes:
@@ -46,7 +46,7 @@ class Met:
         return ", ".join(each) or "none: only the opponent of env.kwargs"
 
 
-def met(lineage: Sequence[Record], signals: Mapping[Key, Mapping[str, float]]) -> tuple[Met, ...]:
+def met(lineage: Sequence[Record], signals: Mapping[Key, Mapping[str, float]]) -> tuple[Matches, ...]:
     """Return how each generation trained by self-play; empty for a run without.
 
     `signals` has the means of the training signals by name, for each (generation, slot).
@@ -57,7 +57,7 @@ def met(lineage: Sequence[Record], signals: Mapping[Key, Mapping[str, float]]) -
             keys = [(record.generation, member.slot) for member in record.members if member.healthy]
             returns = [signals[key][_RETURN] for key in keys if _RETURN in signals.get(key, {})]
             scores = [member.fitness for member in record.members if member.healthy]
-            found.append(Met(record.generation, record.opponents, _mean(returns), _mean(scores)))
+            found.append(Matches(record.generation, record.opponents, _mean(returns), _mean(scores)))
     return tuple(found)
 
 

@@ -18,7 +18,7 @@ from evopipe import layout
 from evopipe.errors import DataError
 from evopipe.report import words
 from evopipe.report.lives import Key, Life, lives_of
-from evopipe.report.opponents import Met, met
+from evopipe.report.opponents import Matches, met
 from evopipe.searchers.history import Origin, Record, Scored, origins, read_lineage
 from evopipe.storage.files import parse_json, read_bytes, read_json
 from evopipe.storage.folders import read_folder
@@ -313,7 +313,7 @@ class FinishedRun:
     lives: tuple[Life, ...] = ()
     replays: _Replays | None = None
     lessons: tuple[tuple[int, Mapping[str, Any]], ...] = ()
-    met: tuple[Met, ...] = ()
+    met: tuple[Matches, ...] = ()
 
     @cached_property
     def slots(self) -> int:
