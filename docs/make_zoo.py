@@ -1,7 +1,12 @@
-"""Write `docs/zoo.md` from the zoo's rows and results: `python docs/make_zoo.py`; `--check` compares."""
+"""Write `docs/zoo.md`, and a page with pictures for each family, from the zoo's rows and results:
+`python docs/make_zoo.py`; `--check` compares.
+
+A page names the digest of the results that its pictures show, so that it is stale where they are.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from pathlib import Path
 
@@ -10,9 +15,10 @@ from make_parameters import publish
 from evopipe import zoo
 from evopipe.formats import duration, interval, number, score
 from evopipe.zoo.row import SHARE, Over, ZooRow, sources
-from evopipe.zoo.shown import answer
+from evopipe.zoo.shown import answer, draw
 
 PAGE = Path(__file__).parent / "zoo.md"
+FOLDER = Path(__file__).parent / "zoo"
 HOME = Path(__file__).parents[1]
 HEAD = ("row", "seeds", "IQM", "95 % interval", "steps", "elite's", "CPU", "published", f"{SHARE:g} of it")
 INTRODUCTION = """\
@@ -70,6 +76,15 @@ To the hub: `evopipe push models/elite USER/NAME` and `evopipe pull USER/NAME FO
 [the pipeline](pipeline.md#to-the-hub).
 """
 
+FAMILY = """\
+# The zoo: {title}
+
+<!-- Made by docs/make_zoo.py from zoo/: do not edit. -->
+
+The rows of one family; [the zoo](../zoo.md) says what the numbers are. A curve is the mean over seeds of the elite's
+fitness, which chooses it, with a 95 % bootstrap interval; it spans what all seeds have. The table has held-out scores.
+"""
+
 
 def render() -> str:
     """Return the page."""
@@ -80,17 +95,52 @@ def render() -> str:
     for family in families:
         lines = [_line(row, over) for row, over in rows if row.entry.family == family and over]
         if lines:
-            parts.append(f"## {family[0].upper()}{family[1:]}\n\n{_table(lines)}\n")
+            curves = f"[The learning curves]({FOLDER.name}/{_slug(family)}.md)."
+            parts.append(f"## {_title(family)}\n\n{_table(lines)}\n\n{curves}\n")
     short = [row for row, over in rows if over and (row.entry.reached(over) is False or row.entry.tried)]
     if short:
         said = "\n".join(
             f"- `{row.name}`: {row.entry.tried or 'nothing was tried yet beside its pipeline.'}" for row in short
         )
-        parts.append(f"## What falls short\n\n{said}\n")
+        parts.append(f"## What falls short, and what was tried\n\n{said}\n")
     left = [f"`{row.name}`" for row, over in rows if over is None]
     if left:
         parts.append(f"## Not trained yet\n\n{', '.join(left)}.\n")
     return "\n".join(parts)
+
+
+def families() -> dict[str, list[tuple[ZooRow, Over]]]:
+    """Return the trained rows of each family, with what they came to over seeds."""
+    found: dict[str, list[tuple[ZooRow, Over]]] = {}
+    for row in zoo.rows(HOME).values():
+        if (over := row.over()) is not None:
+            found.setdefault(row.entry.family, []).append((row, over))
+    return found
+
+
+def render_family(family: str, rows: list[tuple[ZooRow, Over]]) -> str:
+    """Return the page of a family."""
+    parts = [FAMILY.format(title=_title(family))]
+    for row, over in rows:
+        digest = hashlib.sha256(row.file.read_bytes()).hexdigest()[:16]
+        table = "\n".join(
+            f"| {' | '.join(cells)} |" for cells in (HEAD[1:], ("---",) * len(HEAD[1:]), _line(row, over)[1:])
+        )
+        parts.append(
+            f"## {row.name}\n\n<!-- of the results {digest} -->\n\n{table}\n\n"
+            f"![The elite's fitness over steps and over seconds]({row.name}.svg)\n\n"
+            f"Parameters: [pipelines/{row.name}](../../pipelines/{row.name}); its film: "
+            f"`evopipe zoo show {row.name} --gif film.gif`; rebuild it: `evopipe zoo verify {row.name}`.\n"
+        )
+    return "\n".join(parts)
+
+
+def _title(family: str) -> str:
+    return f"{family[0].upper()}{family[1:]}"
+
+
+def _slug(family: str) -> str:
+    return family.lower().replace(" ", "-")
 
 
 def _line(row: ZooRow, over: Over) -> tuple[str, ...]:
@@ -114,8 +164,19 @@ def _table(lines: list[tuple[str, ...]]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write or check the page."""
-    return publish({PAGE: render()}, "Write docs/zoo.md from the zoo's results.", arguments, "make_zoo")
+    """Write or check the pages, and draw the pictures of those that were stale."""
+    pages = {PAGE: render()}
+    pictures: dict[Path, list[ZooRow]] = {}
+    for family, rows in families().items():
+        page = FOLDER / f"{_slug(family)}.md"
+        pages[page] = render_family(family, rows)
+        if not page.is_file() or page.read_text(encoding="utf-8") != pages[page]:
+            pictures[page] = [row for row, _ in rows]
+    code = publish(pages, "Write the pages of the zoo from its results.", arguments, "make_zoo")
+    if "--check" not in (arguments if arguments is not None else sys.argv):
+        for row in (row for stale in pictures.values() for row in stale):
+            draw(row, FOLDER / f"{row.name}.svg")
+    return code
 
 
 if __name__ == "__main__":
