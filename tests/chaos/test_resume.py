@@ -236,6 +236,7 @@ SIGNALS = [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.
 
 
 @pytest.mark.parametrize(("signum", "code"), SIGNALS)
+@pytest.mark.thorough
 def test_asked_to_stop(
     start: Starter, tmp_path: Path, expected: dict[str, str], signum: signal.Signals, code: int
 ) -> None:

@@ -205,6 +205,7 @@ def test_what_becomes_of_every_slot_is_possible(strategy: str, size: int) -> Non
 
 
 @EACH
+@pytest.mark.thorough
 def test_its_state_is_json_and_all_that_it_knows(strategy: str) -> None:
     known = about(SIZE, budget=10**5)
     for seed in games(strategy):

@@ -944,6 +944,7 @@ def told_of_play(agent: Agent, batch: Any, draw: Stream, offline: bool) -> dict[
 
 
 @each_case
+@pytest.mark.thorough
 def test_signals_are_those_of_one_agent_a_member(case: str) -> None:
     """The probe's own minibatch: what the algorithm tells, the gradient before it is clipped, and how wrong values are.
     It leaves no trace."""
@@ -1014,6 +1015,7 @@ def test_networks_begin_unlike_targets_as_their_copies_and_nothing_was_learned_y
 
 
 @each_case
+@pytest.mark.thorough
 def test_a_frozen_member_stays_as_it_is(case: str) -> None:
     """Its targets too, which are not what they follow; its neighbours learn as ever."""
     given = Given(case)
@@ -1036,6 +1038,7 @@ def test_twins_of_first_members_are_unlike(algo: str) -> None:
 
 
 @each_case
+@pytest.mark.thorough
 def test_a_gradient_that_is_none_of_any_network_freezes_its_member(case: str) -> None:
     """Though its loss is a number: every network that learns is asked, one of twins too."""
     given = Given(case)

@@ -130,6 +130,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "kind", "share", "masked"), CASES)
+@pytest.mark.thorough
 def test_updates_are_those_of_plain_agents(name: str, kind: str, share: Any, masked: bool, double: None) -> None:
     """Weights and deviations after minibatches in which agents are gone; each member by its own hyper-parameters."""
     config = {"normalise_advantage": kind != "discrete" or not masked, "clip_value": share == "all"}

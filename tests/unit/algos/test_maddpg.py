@@ -113,6 +113,7 @@ def plain_update(agent: Plain, name: str, batch: Any, draw: Stream, turn: int) -
         *((name, "discrete", "group", True) for name in NAMES),
     ],
 )
+@pytest.mark.thorough
 def test_updates_are_those_of_plain_agents(name: str, kind: str, share: Any, masked: bool, double: None) -> None:
     """Weights and targets after updates in which agents are gone, die and bootstrap; each member by its own rates."""
     given = Crewed(name, SPACES[kind], share=share, policy_delay=2, temperature=0.7, output_penalty=0.1)

@@ -73,6 +73,7 @@ def test_a_restricted_mean_counts_the_budget_for_who_is_not_there() -> None:
 
 @pytest.mark.parametrize("task", sorted(curves.TASKS.keys() - {"lander"}))
 @pytest.mark.parametrize("kind", curves.SPACES)
+@pytest.mark.thorough
 def test_tuners_and_strategies_search_the_same_space(task: str, kind: str) -> None:
     """And the table of curves draws from it, but for the lowest clips of the hard one."""
     known = curves.TASKS[task]

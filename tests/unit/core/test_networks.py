@@ -83,6 +83,7 @@ def test_a_padded_member_computes_what_its_own_network_computes(norm: bool, seed
 
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
+@pytest.mark.thorough
 def test_unlike_members_of_one_activation(norm: bool, activation: str) -> None:
     """Where every activation is 0 at 0, fewer masks are applied: no gradient may reach a pad all the same."""
     rng = np.random.default_rng(4)

@@ -390,6 +390,7 @@ def test_truncated_and_flipped_foreign_datasets_end_in_one_sentence(times: int, 
         ("rewards", None, "has no dataset 'episode_0/rewards'"),
     ],
 )
+@pytest.mark.thorough
 def test_unusable_minari_content_names_dataset_and_index(name: str, data: Any, text: str, tmp_path: Path) -> None:
     folder, file = foreign(tmp_path / "set")
     replaced(file, f"episode_0/{name}", data)

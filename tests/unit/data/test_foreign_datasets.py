@@ -158,6 +158,7 @@ def refused(call: Callable[[], object], *parts: str, kind: type[EvopipeError] = 
 
 
 @pytest.mark.parametrize("shows", SPACES)
+@pytest.mark.thorough
 def test_every_served_observation_becomes_its_row(shows: str) -> None:
     made = recorded(shows, jpeg_encoding=False)
     for stage in (fetch, buffer):

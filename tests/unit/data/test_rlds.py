@@ -236,6 +236,7 @@ def changed(number: int, **changes: Any) -> list[Steps]:
         (changed(1, is_last=None), "a.parquet: field 'is_last' has no value in step 1"),
     ],
 )
+@pytest.mark.thorough
 def test_what_cannot_be_used_is_said_in_one_sentence(content: list[Steps], text: str, tmp_path: Path) -> None:
     if isinstance(content[0][0]["action"], dict):  # no table
         (tmp_path / "a.parquet").write_bytes(b"PAR1 and no more")

@@ -152,6 +152,7 @@ def test_it_is_mpe2s_environment_step_for_step(name: str, kwargs: dict[str, Any]
 
 
 @pytest.mark.parametrize("number", range(len(GAMES)))
+@pytest.mark.thorough
 def test_one_step_from_anywhere_is_mpe2s(number: int) -> None:
     """Discs inside each other, speeds above the limit, and places far outside, which play seldom meets."""
     name, kwargs = GAMES[number]

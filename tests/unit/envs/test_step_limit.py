@@ -51,6 +51,7 @@ def rolled(pool: EnvPool, ticks: int, seed: int, ahead: int = 0) -> list[bytes]:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.skipif(not can_help(), reason="needs fork"))])
+@pytest.mark.thorough
 def test_an_episode_is_cut_as_by_a_time_limit(workers: int, seed: int) -> None:
     """As Gymnasium's own wrapper does, whatever number it is, in this process and in workers."""
     draws = np.random.default_rng(seed)

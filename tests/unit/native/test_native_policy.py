@@ -118,6 +118,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 @pytest.mark.parametrize(("algo", "config", "masked"), CASES)
+@pytest.mark.thorough
 def test_a_rollout_teaches_what_torch_learns(
     algo: str, config: dict[str, Any], masked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +136,7 @@ def test_a_rollout_teaches_what_torch_learns(
 
 
 @pytest.mark.parametrize(("algo", "config", "masked"), [CASES[0], CASES[3], CASES[6], CASES[9]])
+@pytest.mark.thorough
 def test_the_same_members_are_healthy_as_in_torch(algo: str, config: dict[str, Any], masked: bool) -> None:
     p = problem(algo, config)
     rollout, _ = played(p, masked)

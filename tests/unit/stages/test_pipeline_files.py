@@ -170,6 +170,7 @@ OF_ENVIRONMENTS = [path for path in OF_STAGES if path.parent.parent.name == "pip
 
 
 @pytest.mark.parametrize("path", OF_ENVIRONMENTS, ids=lambda path: path.parent.name)
+@pytest.mark.thorough
 def test_no_shipped_pipeline_sets_what_is_not_used(path: Path) -> None:
     params = load_params(path)
     if on_policy(get(params.train.algo)):
@@ -251,6 +252,7 @@ def test_every_pipelines_files_are_made_and_fresh(make: Any, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.thorough
 def test_a_pipeline_is_the_root_and_the_blocks_defaults_with_its_changes(name: str) -> None:
     made = read_yaml(ROOT / "pipelines" / name / "params.yaml").data
     changes = read_yaml(ROOT / "pipelines" / name / "changes.yaml").data
@@ -283,6 +285,7 @@ def test_a_pipeline_of_agents_depends_on_its_base_and_on_who_makes_its_trainer(n
 
 
 @pytest.mark.parametrize("name", sorted({*WORKLOADS} - WITH_AGENTS))
+@pytest.mark.thorough
 def test_a_pipelines_stages_are_its_shapes_and_depend_on_its_own_files(name: str) -> None:
     data = read_yaml(ROOT / "pipelines" / name / "dvc.yaml").data
     params, text = read_yaml(ROOT / "pipelines" / name / "params.yaml").data, name in OF_TEXT

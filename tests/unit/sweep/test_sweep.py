@@ -144,6 +144,7 @@ def test_draws_are_combined_with_the_grid(project: Path) -> None:
         (["--set", "seed=1", "--jobs", "0"], 64, "--jobs"),
     ],
 )  # fmt: skip
+@pytest.mark.thorough
 def test_what_cannot_be_run_is_one_sentence_before_anything_runs(
     project: Path, words: list[str], code: int, sentence: str
 ) -> None:
