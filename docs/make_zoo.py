@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from itertools import starmap
 from pathlib import Path
 
 from make_parameters import publish
@@ -91,12 +92,9 @@ def render() -> str:
     rows, named = [(row, row.over()) for row in zoo.rows(HOME).values()], sources(HOME)
     links = ", ".join(f"[{name}]({address})" for name, address in named.items())
     parts = [INTRODUCTION.format(sources=links, share=SHARE, rest=round(1 - SHARE, 2))]
-    families = dict.fromkeys(row.entry.family for row, _ in rows)
-    for family in families:
-        lines = [_line(row, over) for row, over in rows if row.entry.family == family and over]
-        if lines:
-            curves = f"[The learning curves]({FOLDER.name}/{_slug(family)}.md)."
-            parts.append(f"## {_title(family)}\n\n{_table(lines)}\n\n{curves}\n")
+    for family, trained in families().items():
+        curves = f"[The learning curves]({FOLDER.name}/{_slug(family)}.md)."
+        parts.append(f"## {_title(family)}\n\n{_table([HEAD, *starmap(_line, trained)])}\n\n{curves}\n")
     short = [row for row, over in rows if over and (row.entry.reached(over) is False or row.entry.tried)]
     if short:
         said = "\n".join(
@@ -123,9 +121,7 @@ def render_family(family: str, rows: list[tuple[ZooRow, Over]]) -> str:
     parts = [FAMILY.format(title=_title(family))]
     for row, over in rows:
         digest = hashlib.sha256(row.file.read_bytes()).hexdigest()[:16]
-        table = "\n".join(
-            f"| {' | '.join(cells)} |" for cells in (HEAD[1:], ("---",) * len(HEAD[1:]), _line(row, over)[1:])
-        )
+        table = _table([HEAD[1:], _line(row, over)[1:]])
         parts.append(
             f"## {row.name}\n\n<!-- of the results {digest} -->\n\n{table}\n\n"
             f"![The elite's fitness over steps and over seconds]({row.name}.svg)\n\n"
@@ -160,7 +156,9 @@ def _line(row: ZooRow, over: Over) -> tuple[str, ...]:
 
 
 def _table(lines: list[tuple[str, ...]]) -> str:
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (HEAD, ("---",) * len(HEAD), *lines))
+    """Return a table of Markdown; the first line is its head."""
+    head, *rest = lines
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ("---",) * len(head), *rest))
 
 
 def main(arguments: list[str] | None = None) -> int:

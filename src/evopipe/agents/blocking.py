@@ -239,9 +239,10 @@ class IdleThreads:
 
     def give(self, worker: _Worker) -> None:
         """Keep a thread for the next call; after `close`, end it."""
-        self._idle.append(worker)
         if self._closed:
             worker.calls.put(None)
+        else:
+            self._idle.append(worker)
 
     def close(self) -> None:
         """End all threads that wait."""
