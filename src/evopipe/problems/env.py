@@ -43,9 +43,8 @@ SHORT = 10_000
 ticks would cost more of the CPUs than such a run."""
 
 
-def _steps(params: Params) -> int:
-    """Return how many training steps all members of a run may take together."""
-    return params.search.budget or params.population.size * params.train.max_steps
+def _workers(asked: int | Literal["auto"], steps: int, alone: bool) -> int | Literal["auto"]:
+    return 0 if asked == "auto" and (alone or steps <= SHORT) else asked
 
 
 def problem_of(params: Params, folder: Path = Path(), alone: bool = False, together: None = None) -> Problem[EnvSpec]:
@@ -64,9 +63,8 @@ def problem_of(params: Params, folder: Path = Path(), alone: bool = False, toget
     runtime, spec = params.runtime, make_spec(params, configure(params.runtime))
     outside, sources = params.outside()
     neighbours = neighbours_of(params.train, params.population.size)
-    workers: int | Literal["auto"] = runtime.env_workers
-    if workers == "auto" and (alone or _steps(params) <= SHORT):
-        workers = 0
+    steps = params.search.budget or params.population.size * params.train.max_steps
+    workers = _workers(runtime.env_workers, steps, alone)
 
     def live(clock: Clock, keys: np.ndarray) -> Regime:
         asked = 1 if alone and runtime.learners == "auto" else runtime.learners

@@ -163,8 +163,9 @@ class Tally:
         sums = self.sums[:, list(slots)]
         diagnostics.note(slots, {"charts/episodes": sums[2]})
         some = [place for place, count in enumerate(sums[2].tolist()) if count]
+        if len(some) < len(slots):
+            slots, sums = [slots[place] for place in some], sums[:, some]
         if some:
-            slots, sums = (slots, sums) if len(some) == len(slots) else ([slots[place] for place in some], sums[:, some])
             means = torch.cat((sums[:2], sums[3:])) / sums[2]
             diagnostics.note(slots, dict(zip(self._names, means, strict=True)))
 
