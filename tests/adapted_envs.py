@@ -85,6 +85,18 @@ class Undocumented:
         return where
 
 
+class Unnamed:
+    def reset(self, **row: Any) -> None: ...
+
+    def go(self, *steps: int) -> str:
+        """Go.
+
+        Args:
+            steps: how far.
+        """
+        return str(steps)
+
+
 class Untyped:
     def reset(self, **row: Any) -> None: ...
 

@@ -9,9 +9,9 @@ import inspect
 import math
 import numbers
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import lru_cache
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from evopipe.agents.agent import BaseAgent
 from evopipe.agents.blocking import Blocking, Threads, step_apart
@@ -256,8 +256,10 @@ class Workflow(ABC):
         return list(found.values())
 
 
-# Of abstract classes this is Python code, and it is asked of every attribute of every episode.
-_is = lru_cache(1024)(issubclass)
+@lru_cache(1024)
+def _is(cls: Hashable, kind: Hashable) -> bool:
+    """Like `issubclass`, which of abstract classes runs Python code; this is asked of all attributes of all episodes."""
+    return issubclass(cast("type[Any]", cls), cast("type[Any]", kind))
 
 
 def _blocks(thing: Any) -> Blocking:

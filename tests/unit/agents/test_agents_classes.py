@@ -17,7 +17,7 @@ import evopipe
 from endpoints import tool_base
 from evopipe.agents import CallingAgent, ChatAgent, CopyGame, adapters
 from evopipe.agents.adapters.text_spaces import TextSpaces, seeds
-from evopipe.agents.adapters.tools import ToolClass, schemas
+from evopipe.agents.adapters.tools import ToolClass, ToolsEnvironment, schemas
 from evopipe.cli import app
 from evopipe.errors import EnvironmentFailed, ParamsError
 
@@ -63,10 +63,21 @@ def test_public_methods_are_tools_with_schemas_of_their_hints() -> None:
     assert parameters["properties"]["push"]["type"] == "boolean"
 
 
-@pytest.mark.parametrize("cls", [envs.Undocumented, envs.Untyped])
+@pytest.mark.parametrize("cls", [envs.Undocumented, envs.Untyped, envs.Unnamed])
 def test_a_method_of_which_no_tool_can_be_made_is_one_sentence(cls: Any) -> None:
     with pytest.raises(ParamsError, match=rf"{cls.__name__}\.go: no tool can be made of it .*begin its name with '_'"):
         adapters.find(cls)
+
+
+def test_bytes_of_a_tool_are_told_as_text() -> None:
+    class Raw(ToolsEnvironment):
+        tools: list[Any] = []  # type: ignore[assignment]
+
+        def call(self, name: str, arguments: Any) -> bytes:
+            return "grün".encode() + b"\xff"
+
+    found, *_ = Raw().step({"calls": [{"name": "read", "arguments": {}, "id": "1"}], "content": ""})
+    assert found[0]["content"] == "grün\ufffd"
 
 
 def test_tools_are_called_and_what_they_return_or_raise_is_told() -> None:
