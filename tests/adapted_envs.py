@@ -85,6 +85,14 @@ class Undocumented:
         return where
 
 
+class Raw:
+    def reset(self, **row: Any) -> None: ...
+
+    def read(self) -> bytes:
+        """Read."""
+        return "grün".encode() + b"\xff"
+
+
 class Unnamed:
     def reset(self, **row: Any) -> None: ...
 

@@ -130,8 +130,8 @@ def _key(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str
 
 
 def whole(text: str) -> str:
-    """Return a text with `?` in the place of each lone surrogate, which is half a character, as of an emoji that was cut
-    in two: no tokenizer takes one."""
+    """Return a text with `?` in the place of each lone surrogate: half a character, as of an emoji that was cut in two,
+    which no tokenizer takes."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 

@@ -252,13 +252,13 @@ class Workflow(ABC):
         found: dict[int, Any] = {}
         for value in vars(self).values():
             each = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
-            found |= {id(one): one for one in each if _is(type(one), kind)}
+            found |= {id(one): one for one in each if _is(cast("Hashable", type(one)), cast("Hashable", kind))}
         return list(found.values())
 
 
 @lru_cache(1024)
 def _is(cls: Hashable, kind: Hashable) -> bool:
-    """Like `issubclass`, which of abstract classes runs Python code; this is asked of all attributes of all episodes."""
+    """Like `issubclass`, which of abstract classes runs Python code: this is asked of every attribute of an episode."""
     return issubclass(cast("type[Any]", cls), cast("type[Any]", kind))
 
 

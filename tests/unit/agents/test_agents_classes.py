@@ -17,7 +17,7 @@ import evopipe
 from endpoints import tool_base
 from evopipe.agents import CallingAgent, ChatAgent, CopyGame, adapters
 from evopipe.agents.adapters.text_spaces import TextSpaces, seeds
-from evopipe.agents.adapters.tools import ToolClass, ToolsEnvironment, schemas
+from evopipe.agents.adapters.tools import ToolClass, schemas
 from evopipe.cli import app
 from evopipe.errors import EnvironmentFailed, ParamsError
 
@@ -70,14 +70,10 @@ def test_a_method_of_which_no_tool_can_be_made_is_one_sentence(cls: Any) -> None
 
 
 def test_bytes_of_a_tool_are_told_as_text() -> None:
-    class Raw(ToolsEnvironment):
-        tools: list[Any] = []  # type: ignore[assignment]
-
-        def call(self, name: str, arguments: Any) -> bytes:
-            return "grün".encode() + b"\xff"
-
-    found, *_ = Raw().step({"calls": [{"name": "read", "arguments": {}, "id": "1"}], "content": ""})
-    assert found[0]["content"] == "grün\ufffd"
+    env = made(envs.Raw)
+    env.reset()
+    (told,), *_ = env.step({"calls": [{"name": "read", "arguments": {}, "id": "1"}], "content": ""})
+    assert told["content"] == "grün\ufffd"
 
 
 def test_tools_are_called_and_what_they_return_or_raise_is_told() -> None:

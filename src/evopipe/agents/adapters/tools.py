@@ -178,8 +178,8 @@ def _schemas(cls: type[Any]) -> str:
         kinds = {each.kind for each in inspect.signature(method).parameters.values()}
         if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
             raise ParamsError(
-                f"{cls.__name__}.{name}: no tool can be made of it, its arguments have no names (*args, **kwargs): take "
-                "a list or named arguments, or begin its name with '_'"
+                f"{cls.__name__}.{name}: no tool can be made of it (*args and **kwargs say no names): take a list "
+                "or named arguments, or begin its name with '_'"
             )
         try:
             made = get_json_schema(method)
