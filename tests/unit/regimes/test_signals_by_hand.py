@@ -1,0 +1,185 @@
+"""What a probe tells of a minibatch, each number against its formula written out in float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+import populations
+from evopipe.core.cohort import Cohort
+from evopipe.ops.signals import mean
+from evopipe.regimes import told
+from evopipe.regimes.probe import OBSERVED, probe
+from evopipe.run.spec import EnvSpec, first_members
+from evopipe.types import Batch, Image, Sequences
+
+NAME = "losses/"
+
+
+def seen(algo: str, **config: Any) -> tuple[EnvSpec, Cohort, Batch]:
+    """Two members of an algorithm, with rows of unlike weight, of which some are of weight 0."""
+    p = populations.problem(algo=algo, config=config)
+    (cohort,) = p.form(first_members(p, 2)[0])
+    g = torch.Generator().manual_seed(5)
+    weight = torch.rand(cohort.weight.shape, generator=g) * (torch.rand(cohort.weight.shape, generator=g) < 0.7)
+    for net in vars(cohort.state).values():
+        if hasattr(net, "structure") and hasattr(net, "values"):  # outputs that are not near 0
+            net.values.mul_(2.0)
+    return p, cohort, replace(populations.batch_for(p, cohort), weight=weight / weight.sum(dim=1, keepdim=True))
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found.double(), expected.double(), rtol=1e-5, atol=1e-6)
+
+
+def signals(p: EnvSpec, cohort: Cohort, batch: Any, offline: bool = False) -> dict[str, torch.Tensor]:
+    """What the regime tells of a minibatch."""
+    return told.of_batch(p, cohort.state, cohort.hyper, batch, populations.draw_at(cohort), offline)
+
+
+def q_values(p: EnvSpec, state: Any, batch: Batch, action: torch.Tensor | None) -> torch.Tensor:
+    return p.algo.answers(p.algo_config).q_values(p.algo_config, state, batch.obs, action).detach()
+
+
+def greedy(p: EnvSpec, cohort: Cohort, batch: Batch) -> torch.Tensor:
+    return p.algo.greedy(p.algo_config, cohort.state, batch.obs, None).detach()
+
+
+def test_a_deterministic_actor_is_told_by_what_its_own_actions_are_worth() -> None:
+    p, cohort, batch = seen("td3")
+    own, of_data = (q_values(p, cohort.state, batch, x) for x in (greedy(p, cohort, batch), batch.action))
+    found = signals(p, cohort, batch)
+    close(found[f"{NAME}actor_loss"], -mean(batch.weight, own))
+    close(found[f"{NAME}q_values"], mean(batch.weight, of_data))
+    from_data = signals(p, cohort, batch, offline=True)
+    close(from_data[f"{NAME}data_gap"], mean(batch.weight, own - of_data))
+    assert told.NOISE not in from_data
+    assert f"{NAME}data_gap" not in found
+
+
+def test_the_gap_to_the_target_is_that_of_the_same_actions() -> None:
+    """Of a network and its target, three apart everywhere by the output's bias."""
+    p, cohort, batch = seen("dqn")
+    state = replace(cohort.state, target=cohort.state.q.copy())
+    ((bias, _),) = [(layer.bias, layer.weight) for layer in state.target.views[-1:]]
+    bias.add_(3.0)
+    found = told.of_batch(p, state, cohort.hyper, batch, populations.draw_at(cohort))
+    close(found[f"{NAME}target_gap"], torch.full((2,), 3.0))
+
+
+def test_noise_is_the_root_of_the_mean_square_of_an_actions_numbers() -> None:
+    """Of actions of two numbers and more: near 0, where no action is clipped, it is its parameter."""
+    spaces = replace(populations.problem(algo="td3").spaces, actions=3)
+    p = replace(populations.problem(algo="td3", config={"noise_sd": 0.01, "batch_size": 512}), spaces=spaces)
+    (cohort,) = p.form(first_members(p, 2)[0])
+    batch = populations.batch_for(p, cohort)
+    found = signals(p, cohort, batch)[told.NOISE]
+    assert ((found - 0.01).abs() < 5e-4).all()
+    draw = populations.draw_at(cohort).part(1)
+    legal = torch.ones(*batch.obs.shape[:2], 3, dtype=torch.bool)
+    explored = p.algo.act(p.algo_config, cohort.state, batch.obs, legal, torch.zeros(2), draw)
+    square = (explored - greedy(p, cohort, batch)).double().square().sum(dim=2) / 3
+    close(found, mean(batch.weight, square).sqrt())
+
+
+def test_a_gaussian_actor_is_told_by_its_soft_values() -> None:
+    """Actions tanh u of u = mean + exp(log_std) · noise, whose density is that of u by all |d tanh|."""
+    p, cohort, batch = seen("sac:continuous")
+    cohort.state.log_alpha.copy_(torch.tensor([0.5, -1.0]))
+    chances = p.algo.answers(p.algo_config).chances(p.algo_config, cohort.state, batch.obs, None, None)
+    middle, log_std = chances.mean.detach().double(), chances.log_std.detach().double()
+    drawn = populations.draw_at(cohort).normal(middle[0].numel()).view(middle.shape).double()
+    u = middle + log_std.exp() * drawn
+    log_pi = torch.distributions.Normal(middle, log_std.exp()).log_prob(u) - torch.log1p(-u.tanh().square())
+    entropy, alpha = -log_pi.sum(dim=2), torch.tensor([0.5, -1.0]).exp()
+    q = q_values(p, cohort.state, batch, u.tanh().float())
+    found = signals(p, cohort, batch)
+    for name, x in {
+        "actor_loss": -alpha[:, None] * entropy - q, "entropy": entropy, "log_std": log_std.mean(dim=2),
+    }.items():  # fmt: skip
+        torch.testing.assert_close(found[NAME + name], mean(batch.weight, x), rtol=1e-3, atol=1e-3)
+    close(found[f"{NAME}alpha"], alpha)
+
+
+def test_an_actor_of_choices_is_told_by_the_mean_over_them() -> None:
+    p, cohort, batch = seen("sac")
+    cohort.state.log_alpha.copy_(torch.tensor([0.5, -1.0]))
+    chances = p.algo.answers(p.algo_config).chances(p.algo_config, cohort.state, batch.obs, None, None)
+    log_pi, alpha = chances.log_probs.detach().double(), torch.tensor([0.5, -1.0]).double().exp()
+    q = q_values(p, cohort.state, batch, None).double()
+    found = signals(p, cohort, batch)
+    each = log_pi.exp() * (alpha[:, None, None] * log_pi - q)
+    close(found[f"{NAME}actor_loss"], mean(batch.weight, each.sum(dim=2)))
+    close(found[f"{NAME}entropy"], mean(batch.weight, -(log_pi.exp() * log_pi).sum(dim=2)))
+
+
+def test_the_share_of_legal_actions_is_of_what_goes_on() -> None:
+    """An end has no actions behind it; rows that go on have one of two, or both."""
+    p, cohort, batch = seen("dqn")
+    legal = torch.ones(*batch.weight.shape, 2, dtype=torch.bool)
+    legal[:, ::2, 1] = False
+    share = torch.where(torch.arange(legal.shape[1]) % 2 == 0, 0.5, 1.0)
+    masked = replace(batch, next_legal=legal)
+    found = signals(p, cohort, masked)[told.LEGAL]
+    goes_on = batch.weight.double() * (batch.discount > 0)
+    close(found, (goes_on * share).sum(dim=1) / goes_on.sum(dim=1))
+    assert told.LEGAL not in signals(p, cohort, batch)
+
+
+def test_a_clipped_objective_is_told_as_it_is_learned_from() -> None:
+    """With advantages of mean 0 and deviation 1 by the weights, and values that are clipped, too."""
+    p = populations.problem(algo="ppo:continuous", config={"normalise_advantage": True, "clip_value": True})
+    (cohort,) = p.form(first_members(p, 2)[0])
+    cohort.state.log_std.copy_(torch.tensor([[-0.5], [0.25]]))
+    g = torch.Generator().manual_seed(3)
+    shape = (2, 24, 1)
+    weight = torch.rand(shape, generator=g)
+    weight /= weight.sum(dim=(1, 2), keepdim=True)
+    obs, *rest = (torch.randn(*shape[:2], 1, n, generator=g) for n in (p.observations, 1, 1, 1, 1, 1))
+    action, noise, advantage, target, before = (x[..., 0] for x in rest)
+    answers = p.algo.answers(p.algo_config)
+    chances = answers.chances(p.algo_config, cohort.state, obs[:, :, 0], None, torch.zeros(2, 24, 0))
+    value = answers.value(p.algo_config, cohort.state, obs[:, :, 0], None, torch.zeros(2, 24, 0)).detach().double()
+    log_p = chances.log_prob(action).detach().double()
+    batch = Sequences(
+        obs=obs, action=action[:, :, None], legal=None, log_prob=(log_p + 0.3 * noise[..., 0])[..., None].float(),
+        value=(value + 0.3 * before[..., 0])[..., None].float(), advantage=advantage + 1.0, target=target,
+        begins=torch.ones(shape, dtype=torch.bool), memory=torch.zeros(2, 24, 0), weight=weight,
+    )  # fmt: skip
+    found, share = signals(p, cohort, batch), weight[..., 0].double()
+    a = (advantage[..., 0] + 1.0).double()
+    a = a - (share * a).sum(dim=1, keepdim=True)
+    a = a / (share * a.square()).sum(dim=1, keepdim=True).sqrt()
+    ratio, clip = (-0.3 * noise[..., 0].double()).exp(), cohort.hyper["clip"].double()[:, None]
+    gain = torch.minimum(ratio * a, ratio.clamp(1 - clip, 1 + clip) * a)
+    off, old = value - target[..., 0], value + 0.3 * before[..., 0]
+    held = old + (value - old).clamp(-clip, clip) - target[..., 0]
+    for name, x in {"policy_loss": -gain, "value_loss": 0.5 * torch.maximum(off.square(), held.square())}.items():
+        torch.testing.assert_close(found[NAME + name], (share * x).sum(dim=1), rtol=1e-4, atol=1e-4)
+    close(found[f"{NAME}log_std"], torch.tensor([-0.5, 0.25]))
+
+
+def test_the_size_of_observations_is_that_of_the_largest_column_that_is_no_image() -> None:
+    """Of the mean absolute values 1, 100, 100, 3 and 50, where two columns are an image."""
+    p, cohort, batch = seen("dqn")
+    image = Image(1, 1, 1, 2)
+    some = torch.tensor([1.0, 100.0, 100.0, -3.0])
+    p = replace(p, spaces=replace(p.spaces, images=(image,)))
+    found = probe(p, cohort, replace(batch, obs=some.expand(*batch.weight.shape, 4)), populations.draw_at(cohort), {
+        **cohort.hyper,
+    })  # fmt: skip
+    close(found[OBSERVED], torch.full((2,), 3.0))
+
+
+def test_errors_are_told_by_their_size() -> None:
+    """Of a network that says 0 everywhere and rewards of 1 and -1 without a sequel, errors are of size 1."""
+    p, cohort, batch = seen("dqn")
+    cohort.state.q.values.zero_()
+    cohort.state.target.values.zero_()
+    signs = torch.where(torch.arange(batch.reward.shape[1]) % 2 == 0, 1.0, -1.0).expand_as(batch.reward)
+    ended = replace(batch, reward=signs, discount=torch.zeros_like(batch.discount))
+    found = probe(p, cohort, ended, populations.draw_at(cohort), cohort.hyper)
+    close(found["losses/td_error"], torch.ones(2))
+    close(found["charts/terminated"], torch.ones(2))
