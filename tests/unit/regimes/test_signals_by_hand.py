@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 
 import populations
+from crews import SPACES, transitions
 from evopipe.core.cohort import Cohort
 from evopipe.ops.signals import mean
 from evopipe.regimes import told
-from evopipe.regimes.probe import OBSERVED, probe
+from evopipe.regimes.probe import OBSERVED, Probe, probe
+from evopipe.regimes.rollouts import probe_rollout
+from evopipe.run.clock import Clock
 from evopipe.run.spec import EnvSpec, first_members
 from evopipe.types import Batch, Image, Sequences
 
@@ -183,3 +187,27 @@ def test_errors_are_told_by_their_size() -> None:
     found = probe(p, cohort, ended, populations.draw_at(cohort), cohort.hyper)
     close(found["losses/td_error"], torch.ones(2))
     close(found["charts/terminated"], torch.ones(2))
+
+
+def test_of_a_team_each_agents_row_counts_as_much_as_it_learns() -> None:
+    batch = transitions(SPACES["discrete"])
+    assert batch.learns is not None
+    expected = [[[w * own for own in row] for w, row in zip(*each, strict=True)]
+                for each in zip(batch.weight.tolist(), batch.learns.tolist(), strict=True)]  # fmt: skip
+    assert told.of_each(batch).tolist() == torch.tensor(expected).tolist()
+
+
+def test_of_a_rollout_the_ticks_that_were_taken_are_told_and_no_others() -> None:
+    """Of eight of sixteen: the deviation of their advantages, and how many of their steps ended."""
+    p = populations.problem(algo="ppo")
+    (cohort,) = p.form(first_members(p, 2)[0])
+    rollout, at = populations.rollout_for(p, cohort, broken=0.0), p.observations + 1
+    rollout.rows[..., at + 3] = torch.arange(16.0).square()[:, None]
+    rollout.rows[..., at + 5] = 1.0
+    recorder = Probe(p, Clock(2, 4, 16, 16))
+    probe_rollout(p, cohort, rollout, 8, 8, recorder)
+    deviation = torch.arange(8.0).square().std(correction=0)
+    for slot, found in enumerate(recorder.diagnostics.told([0, 1])):
+        ended = rollout.after[slot, :8, :, p.observations + 1].mean()
+        assert found["losses/advantage_std"][0] == pytest.approx(float(deviation), rel=1e-5)
+        assert found["charts/terminated"][0] == pytest.approx(float(ended), rel=1e-5)
