@@ -10,10 +10,11 @@ import torch
 
 import populations
 from crews import SPACES, transitions
+from evopipe.core import optim
 from evopipe.core.cohort import Cohort
 from evopipe.ops.signals import mean
 from evopipe.regimes import told
-from evopipe.regimes.probe import OBSERVED, Probe, probe
+from evopipe.regimes.probe import CLIPPED, DORMANT, GRADIENT, OBSERVED, Probe, _dormant, gradients, probe
 from evopipe.regimes.rollouts import probe_rollout
 from evopipe.run.clock import Clock
 from evopipe.run.spec import EnvSpec, first_members
@@ -132,9 +133,10 @@ def test_the_share_of_legal_actions_is_of_what_goes_on() -> None:
     assert told.LEGAL not in signals(p, cohort, batch)
 
 
-def test_a_clipped_objective_is_told_as_it_is_learned_from() -> None:
-    """With advantages of mean 0 and deviation 1 by the weights, and values that are clipped, too."""
-    p = populations.problem(algo="ppo:continuous", config={"normalise_advantage": True, "clip_value": True})
+@pytest.mark.parametrize("clipped", [False, True])
+def test_a_clipped_objective_is_told_as_it_is_learned_from(clipped: bool) -> None:
+    """With advantages of mean 0 and deviation 1 by the weights, and values that may be clipped, too."""
+    p = populations.problem(algo="ppo:continuous", config={"normalise_advantage": True, "clip_value": clipped})
     (cohort,) = p.form(first_members(p, 2)[0])
     cohort.state.log_std.copy_(torch.tensor([[-0.5], [0.25]]))
     g = torch.Generator().manual_seed(3)
@@ -159,7 +161,7 @@ def test_a_clipped_objective_is_told_as_it_is_learned_from() -> None:
     ratio, clip = (-0.3 * noise[..., 0].double()).exp(), cohort.hyper["clip"].double()[:, None]
     gain = torch.minimum(ratio * a, ratio.clamp(1 - clip, 1 + clip) * a)
     off, old = value - target[..., 0], value + 0.3 * before[..., 0]
-    held = old + (value - old).clamp(-clip, clip) - target[..., 0]
+    held = old + (value - old).clamp(-clip, clip) - target[..., 0] if clipped else off
     for name, x in {"policy_loss": -gain, "value_loss": 0.5 * torch.maximum(off.square(), held.square())}.items():
         torch.testing.assert_close(found[NAME + name], (share * x).sum(dim=1), rtol=1e-4, atol=1e-4)
     close(found[f"{NAME}log_std"], torch.tensor([-0.5, 0.25]))
@@ -203,11 +205,79 @@ def test_of_a_rollout_the_ticks_that_were_taken_are_told_and_no_others() -> None
     (cohort,) = p.form(first_members(p, 2)[0])
     rollout, at = populations.rollout_for(p, cohort, broken=0.0), p.observations + 1
     rollout.rows[..., at + 3] = torch.arange(16.0).square()[:, None]
-    rollout.rows[..., at + 5] = 1.0
+    rollout.rows[..., at + 4], rollout.rows[..., at + 5] = 2.0 * rollout.rows[..., at + 1], 1.0
     recorder = Probe(p, Clock(2, 4, 16, 16))
     probe_rollout(p, cohort, rollout, 8, 8, recorder)
     deviation = torch.arange(8.0).square().std(correction=0)
     for slot, found in enumerate(recorder.diagnostics.told([0, 1])):
         ended = rollout.after[slot, :8, :, p.observations + 1].mean()
+        assert found["losses/explained_variance"][0] == pytest.approx(0.75, rel=1e-4)  # by half of what they should be
         assert found["losses/advantage_std"][0] == pytest.approx(float(deviation), rel=1e-5)
         assert found["charts/terminated"][0] == pytest.approx(float(ended), rel=1e-5)
+
+
+def sequences(p: EnvSpec, obs: torch.Tensor, memory: torch.Tensor, begins: bool) -> Sequences:
+    """Sequences of observations `[P, B, L, O]` of an algorithm of two actions, each as likely as it was."""
+    zeros = torch.zeros(obs.shape[:3])
+    return Sequences(
+        obs=obs, action=zeros.long(), legal=None, log_prob=zeros - 0.7, value=zeros, advantage=zeros + 1.0,
+        target=zeros, begins=torch.full(zeros.shape, begins), memory=memory,
+        weight=torch.ones_like(zeros) / zeros[0].numel(),
+    )  # fmt: skip
+
+
+def test_who_begins_remembers_nothing() -> None:
+    p = populations.problem(algo="ppo", config={"network": {"encoder": [16], "latent": 16, "encoder_kind": "lstm"}})
+    (cohort,) = p.form(first_members(p, 2)[0])
+    memory = 3.0 * torch.randn(2, 5, cohort.memory, generator=torch.Generator().manual_seed(1))
+    obs, none = torch.ones(2, 5, 3, p.observations), torch.zeros_like(memory)
+    remembered, began, without = (
+        signals(p, cohort, sequences(p, obs, *each)) for each in ((memory, False), (memory, True), (none, False))
+    )
+    for name in ("value_loss", "entropy"):
+        close(began[NAME + name], without[NAME + name])
+        assert (remembered[NAME + name] != without[NAME + name]).all()
+
+
+def test_units_are_idle_that_no_step_of_a_sequence_wakes() -> None:
+    """Where all that is seen is 0, half of the units are; those that a later step wakes are not."""
+    p = populations.problem(algo="ppo")
+    (cohort,) = p.form(first_members(p, 2)[0])
+    obs = torch.zeros(2, 8, 2, p.observations)
+    asleep = _dormant(p, cohort.state, sequences(p, obs, torch.zeros(2, 8, 0), True))[DORMANT]
+    obs[:, :, 1] = 5.0 * torch.randn(2, 8, p.observations, generator=torch.Generator().manual_seed(1))
+    awake = _dormant(p, cohort.state, sequences(p, obs, torch.zeros(2, 8, 0), True))[DORMANT]
+    assert (asleep > 0.3).all()
+    assert (awake < asleep / 2).all()
+
+
+def test_gradients_are_told_of_all_networks_also_of_those_that_learn_less_often() -> None:
+    p, cohort, batch = seen("td3", policy_delay=3)
+    told_norm = probe(p, cohort, batch, populations.draw_at(cohort), cohort.hyper)[GRADIENT]
+    norms = []
+    for turn in (0, 2):
+        with optim.watched() as watched:
+            state, healthy = cohort.copied_state(), cohort.healthy.clone()
+            p.algo.update(p.algo_config, state, cohort.hyper, batch, healthy, populations.draw_at(cohort), turn)
+        norms.append(torch.stack([norm for norm, _ in watched], dim=1).square().sum(dim=1).sqrt())
+    torch.testing.assert_close(told_norm, norms[1], rtol=1e-5, atol=0)
+    assert (norms[1] > norms[0] * 1.0002).all()
+
+
+def test_gradients_are_clipped_where_those_of_any_network_are() -> None:
+    seen = [(torch.tensor([3.0, 0.0]), torch.tensor([True, False])), (torch.tensor([4.0, 2.0]), torch.zeros(2) > 0)]
+    assert {name: x.tolist() for name, x in gradients(seen).items()} == {GRADIENT: [5.0, 2.0], CLIPPED: [1.0, 0.0]}
+    assert gradients([]) == {}
+
+
+def test_a_generation_ends_with_its_updates_a_step_and_the_norm_of_what_learns() -> None:
+    """Twelve updates more than at its beginning, of three ticks of four environments; targets have no part in it."""
+    p, cohort, _ = seen("dqn")
+    cohort.state.updates.fill_(5.0)
+    recorder = Probe(p, Clock(2, 4, 16, 16, here=3))
+    recorder.adopt([cohort])
+    cohort.state.updates.copy_(torch.tensor([17.0, 11.0]))
+    recorder.end([cohort])
+    for slot, found in enumerate(recorder.diagnostics.told([0, 1])):
+        assert found["charts/updates_per_step"][0] == [1.0, 0.5][slot]
+        assert found["losses/weight_norm"][0] == pytest.approx(float(cohort.state.q.values[slot].norm()), rel=1e-5)
