@@ -159,6 +159,7 @@ def test_members_act_as_in_torch(
 ) -> None:
     p = problem(algo, config)
     cohort, draw = started(p), torch.Generator().manual_seed(4)
+    cohort.state.log_std.add_(0.3 * torch.randn(cohort.state.log_std.shape, generator=draw))  # of each group its own
     members = len(cohort.members)
     obs = torch.randn(members, 21 * p.spaces.agents, p.observations, generator=draw)
     rows = 21 * p.spaces.agents
