@@ -22,6 +22,7 @@ def refused(env_id: str) -> str:
 def test_an_id_without_its_module_is_answered_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in gymnasium.registry if name.startswith(("MiniGrid", "BabyAI"))]:  # by another test
         monkeypatch.delitem(gymnasium.registry, name)
+    assert refused("minatar:MinAtar/Asterix-v1") == ", did you mean 'MinAtar/Asterix-v1'?"
     assert refused("MiniGrid-DoorKey-5x5-v0") == ", did you mean 'minigrid:MiniGrid-DoorKey-5x5-v0'?"
     assert refused("BabyAI-GoToObj-v0") == ", did you mean 'minigrid:BabyAI-GoToObj-v0'?"
 
