@@ -111,7 +111,8 @@ def of_prompts(corpus: Corpus, text: Text, p: int, group: int) -> list[int]:
 
 
 def test_prompts_whose_rewards_are_all_equal_give_way_to_others() -> None:
-    """Only rows whose number is one above a multiple of three earn something. A round has 4 prompts, and may draw 2 times 4 others."""
+    """Only rows whose number is one above a multiple of three earn something. A round has 4 prompts, and may draw 2
+    times 4 others."""
     spec, corpus, members = problem("grpo", rows=16, group_size=4, batch_size=16, redraws=2)
 
     def judge(rows: Sequence[Mapping[str, Any]], completions: Sequence[str]) -> tuple[np.ndarray, int]:

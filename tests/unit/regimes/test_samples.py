@@ -74,7 +74,9 @@ def test_each_member_is_told_with_its_own_numbers() -> None:
     for each in (text, now):
         assert each.log_prob is not None
         other = replace(each, log_prob=each.log_prob / 8 - 1e-5, keep=~text.keep, reward=text.reward.flip(1))
-        told.append(Text(*(None if a is None else torch.cat((a, b)) for a, b in zip(values(each), values(other), strict=True))))
+        told.append(
+            Text(*(None if a is None else torch.cat((a, b)) for a, b in zip(values(each), values(other), strict=True)))
+        )
     tasks, ended = [[{"prompt": "1"}, {"prompt": "12"}], [2, 3]], torch.tensor([[True, False], [False, True]])
     found = episodes_of(words.base(), [3, 1], *told, tasks, ["0:0", "1:0"], ended, 1.0)
     assert [(e["slot"], e["task"], e["counts"], e["is_correct"], e["termination_reason"]) for e in found[2:]] == [

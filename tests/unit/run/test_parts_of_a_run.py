@@ -105,7 +105,10 @@ def test_what_is_written_of_a_run_is_what_it_was(tmp_path: Path) -> None:
     }  # fmt: skip
     with (tmp_path / layout.FITNESS).open() as stream:
         curve = list(csv.DictReader(stream))
-    assert [[int(row[name]) for name in ("generation", "step", "env_steps")] for row in curve] == [[1, 8, 24], [2, 16, 48]]
+    assert [[int(row[name]) for name in ("generation", "step", "env_steps")] for row in curve] == [
+        [1, 8, 24],
+        [2, 16, 48],
+    ]
     assert int(curve[-1]["eval_steps"]) == clock.eval_steps > int(curve[0]["eval_steps"]) > 0
     assert float(curve[-1]["elite"]) == champion.score
     with (tmp_path / layout.SIGNALS).open() as stream:
