@@ -244,9 +244,9 @@ def test_units_are_idle_that_no_step_of_a_sequence_wakes() -> None:
     p = populations.problem(algo="ppo")
     (cohort,) = p.form(first_members(p, 2)[0])
     obs = torch.zeros(2, 8, 2, p.observations)
-    asleep = _dormant(p, cohort.state, sequences(p, obs, torch.zeros(2, 8, 0), True))[DORMANT]
+    asleep = _dormant(p, cohort.state, sequences(p, obs, torch.zeros(2, 8, 0), True))[0][DORMANT]
     obs[:, :, 1] = 5.0 * torch.randn(2, 8, p.observations, generator=torch.Generator().manual_seed(1))
-    awake = _dormant(p, cohort.state, sequences(p, obs, torch.zeros(2, 8, 0), True))[DORMANT]
+    awake = _dormant(p, cohort.state, sequences(p, obs, torch.zeros(2, 8, 0), True))[0][DORMANT]
     assert (asleep > 0.3).all()
     assert (awake < asleep / 2).all()
 
