@@ -38,6 +38,7 @@ _EXTRAS = {
     "gymnasium.envs.mujoco": "mujoco",
     "minigrid": "minigrid",
     "minatar": "minatar",
+    "ale_py": "atari",
     "evopipe.envs:from_openspiel": "openspiel",
     "evopipe.envs:from_pettingzoo": "teams",
 }
