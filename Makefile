@@ -49,7 +49,7 @@ sanitize: setup ## look for faults of memory in the kernels (gcc)
 	  tests/unit/native/test_native_bits.py tests/unit/native/test_native_explore.py tests/unit/native/test_native_policy.py \
 	  tests/unit/native/test_native_replay.py tests/unit/native/test_native_statistics.py \
 	  tests/unit/native/test_native_value.py tests/unit/native/test_native_steps.py tests/unit/native/test_native_header.py \
-	  tests/contract/test_minatar_twins.py tests/unit/envs/test_compiled.py tests/unit/envs/test_own_in_c.py
+	  tests/contract/test_team_targets.py tests/contract/test_minatar_twins.py tests/unit/envs/test_compiled.py tests/unit/envs/test_own_in_c.py
 
 lint: setup ## format, lint, spelling, types, import contract
 	ruff format --check

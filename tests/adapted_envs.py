@@ -85,6 +85,26 @@ class Undocumented:
         return where
 
 
+class Raw:
+    def reset(self, **row: Any) -> None: ...
+
+    def read(self) -> bytes:
+        """Read."""
+        return "grün".encode() + b"\xff"
+
+
+class Unnamed:
+    def reset(self, **row: Any) -> None: ...
+
+    def go(self, *steps: int) -> str:
+        """Go.
+
+        Args:
+            steps: how far.
+        """
+        return str(steps)
+
+
 class Untyped:
     def reset(self, **row: Any) -> None: ...
 

@@ -15,8 +15,10 @@ class Reach(gymnasium.Env[Any, Any]):
     """A point moves by continuous actions to a place; what is far from it costs 1 in each of eight steps.
 
     `bad` spoils one thing: `shape`, rewards of one pair of goals alone; `info`, rewards that need it; `unlike`, rewards
-    that step() does not give; `none`, no function of rewards; `space`, goals of another shape; `ends`, an end that is
-    no bool; `image`, a goal in pixels; `late`, rewards that fail after the first three calls.
+    that step() does not give; `once`, such a reward in the fifth step alone; `none`, no function of rewards; `space`,
+    goals of another shape; `ends`, an end that is no bool; `image`, a goal in pixels; `late`, rewards that fail after
+    the first three calls; `words`, rewards that are texts; `several`, an end that is an array; `number`, one that is a
+    number; `onesided`, rewards that say which of both goals is which.
     """
 
     def __init__(self, bad: str = "", shown: int = 0) -> None:
@@ -34,6 +36,8 @@ class Reach(gymnasium.Env[Any, Any]):
             self.compute_reward = self._compute_reward
         if bad == "ends":
             self.compute_terminated = lambda achieved, desired, info: np.array([1, 2])
+        if bad in ("several", "number"):
+            self.compute_terminated = lambda achieved, desired, info: np.array([False]) if bad == "several" else 0.0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -45,7 +49,10 @@ class Reach(gymnasium.Env[Any, Any]):
         self.at = np.clip(self.at + 0.4 * np.asarray(action, np.float64), -2.0, 2.0)
         self.steps += 1
         reward = float(np.linalg.norm(self.at - self.goal) <= NEAR) - 1.0
-        return self._seen(), reward + (0.5 if self.bad == "unlike" else 0.0), False, self.steps == 8, {}
+        if self.bad == "onesided":
+            reward = float(self.at[0] - self.goal[0])
+        wrong = self.bad == "unlike" or (self.bad == "once" and self.steps == 5)
+        return self._seen(), reward + (0.5 if wrong else 0.0), False, self.steps == 8, {}
 
     def _compute_reward(self, achieved: Any, desired: Any, info: Any) -> Any:
         self.calls += 1
@@ -55,6 +62,10 @@ class Reach(gymnasium.Env[Any, Any]):
             raise ValueError("no more")
         if self.bad == "shape":
             return float(np.linalg.norm(achieved - desired) <= NEAR) - 1.0
+        if self.bad == "words":
+            return np.array(["much"] * len(achieved))
+        if self.bad == "onesided":
+            return achieved[:, 0] - desired[:, 0]
         return (np.linalg.norm(achieved - desired, axis=-1) <= NEAR).astype(np.float64) - 1.0
 
     def _seen(self) -> dict[str, Any]:

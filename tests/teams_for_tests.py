@@ -709,15 +709,17 @@ if "tests/Crew-v0" not in pettingzoo.parallel_registry:
 class Guest(ParallelEnv[Any, Any, Any]):
     """Two agents, of which the second is paid 1 at each of `steps` steps, `choosy`: not for its first action. The first
     comes after `since` of them and is there `until` another one: then it goes, `how` it does. The last step
-    ends the episode for the second, how says `last`."""
+    ends the episode for the second, how says `last`. `legal` is the only action that the second may take, the first
+    agent then may take the other ones alone."""
 
     metadata: ClassVar[dict[str, Any]] = {"name": "guest", "render_modes": []}
     render_mode: str | None = None
 
     def __init__(
         self, kind: str = "discrete", how: str = "dies", since: int = 0, until: int = 1, steps: int = 3,
-        last: str = "dies", choosy: bool = False, choices: tuple[int, int] = (2, 2),
+        last: str = "dies", choosy: bool = False, choices: tuple[int, int] = (2, 2), legal: int | None = None,
     ) -> None:  # fmt: skip
+        self.legal = legal
         self.possible_agents, self.agents, self.t = ["guest_0", "host_0"], [], 0
         self.how, self.since, self.until, self.steps, self.last_how, self.choosy = (
             how,
@@ -747,10 +749,16 @@ class Guest(ParallelEnv[Any, Any, Any]):
         at = self.t if self.steps > 1 else 0  # of one step there is one state
         return np.array([2.0 if agent == "guest_0" else 1.5 * (at - 1)], np.float32)
 
+    def info(self, agent: Any) -> Any:
+        if self.legal is None:
+            return {}
+        own = np.arange(self._does[agent].n) == self.legal
+        return {"action_mask": (own if agent == "host_0" else ~own).astype(np.int8)}
+
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         self.t = 0
         self.agents = self.there()
-        return {agent: self.seen(agent) for agent in self.agents}, {agent: {} for agent in self.agents}
+        return {agent: self.seen(agent) for agent in self.agents}, {agent: self.info(agent) for agent in self.agents}
 
     def step(self, actions: dict[Any, Any]) -> Any:
         before, self.t = self.agents, self.t + 1
@@ -763,7 +771,7 @@ class Guest(ParallelEnv[Any, Any, Any]):
             {agent: float(agent == "host_0" and not (self.choosy and actions[agent] == 0)) for agent in shown},
             {agent: gone.get(agent) == "dies" for agent in shown},
             {agent: gone.get(agent) == "is cut" for agent in shown},
-            {agent: {} for agent in shown},
+            {agent: self.info(agent) for agent in shown},
         )
 
 

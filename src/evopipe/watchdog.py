@@ -14,6 +14,7 @@ import time
 # That of `signal` raises and catches an error for every handler that is a function.
 from _signal import getsignal  # type: ignore[import-not-found]
 from collections.abc import Callable, Iterator
+from functools import cache, partial
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
@@ -50,7 +51,8 @@ class Watchdog:
     they were before.
 
     Args:
-        seconds: the longest time without progress. `Hung` is raised at most a quarter of that time later.
+        seconds: the longest time without progress. `Hung` is raised at most a quarter of that time later. The attribute
+            of this name may be set between two contexts.
         what: the name of the parameter from which `seconds` comes; the message of `Hung` names it.
         progress: a function whose return value changes when the code makes progress.
         grace: a new limit in seconds after a call of the function `hurry`, if it is below `seconds`; None for `GRACE`.
@@ -59,27 +61,24 @@ class Watchdog:
     def __init__(
         self, seconds: float, what: str = "", progress: Callable[[], object] = lambda: None, grace: float | None = None
     ) -> None:  # fmt: skip
-        self._seconds, self._what, self._progress, self._grace = seconds, what, progress, grace
+        self.seconds, self._what, self._progress, self._grace = seconds, what, progress, grace
         self._seen: object = None
         self._since = 0.0
-        self._folder = ""
+        self._folder = b""
         self._before: int | None = None
         self._torch: tuple[Any, bool] | None = None
         _install()
 
     @property
     def _limit(self) -> float:
-        return min(self._seconds, GRACE if self._grace is None else self._grace) if _hurried else self._seconds
+        return min(self.seconds, GRACE if self._grace is None else self._grace) if _hurried else self.seconds
 
     def __enter__(self) -> Watchdog:
         global _watching
         self._before = _stay(os.getpid())
         torch = sys.modules.get("torch")
         self._torch = None if torch is None else (torch.get_default_dtype(), torch.is_grad_enabled())
-        try:
-            self._folder = os.getcwd()
-        except OSError:  # it was deleted
-            self._folder = ""
+        self._folder = _folder()
         if threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer"):
             # Before a timer that still runs may look at them: those of the last time may be hours old.
             self._seen, self._since = self._progress(), time.monotonic()
@@ -101,7 +100,7 @@ class Watchdog:
             if torch.is_grad_enabled() != gradients:
                 torch.set_grad_enabled(gradients)
         try:  # no `contextlib.suppress`: this is done at every step of an environment
-            if self._folder and os.getcwd() != self._folder:
+            if self._folder and _folder() != self._folder:
                 os.chdir(self._folder)
         except OSError:
             pass
@@ -125,6 +124,32 @@ class Watchdog:
             self._since = now - self._limit + max(self._limit / _LOOKS, _UNWIND)
             why = " after a signal asked to stop" if _hurried else f" ({self._what})" if self._what else ""
             raise Hung(f"did not return within {self._limit:g} seconds{why}")
+
+
+@cache
+def _getcwd() -> Callable[[], bytes | None]:
+    """Return a function that returns the working folder, or None if it was deleted.
+
+    Unlike `os.getcwd` it keeps Python's lock: a thread that gives the lock away waits for it where others compute, and
+    this is asked twice at every step.
+    """
+    import ctypes
+
+    longest = 4096
+    try:
+        found = ctypes.PyDLL(None).getcwd
+    except (AttributeError, OSError, TypeError):  # no such library, as on Windows
+        return os.getcwdb
+    found.restype, found.argtypes = ctypes.c_char_p, (ctypes.c_char_p, ctypes.c_size_t)
+    return partial(found, ctypes.create_string_buffer(longest), longest)
+
+
+def _folder() -> bytes:
+    """Return the working folder; nothing if it was deleted."""
+    try:
+        return _getcwd()() or b""
+    except OSError:
+        return b""
 
 
 @contextlib.contextmanager
@@ -229,7 +254,7 @@ def _install() -> None:
     """Use SIGALRM for the checks, in the main thread, or restore its owner's handler if nothing is watched."""
     global _former
     if threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer"):
-        former = signal.getsignal(signal.SIGALRM)
+        former = getsignal(signal.SIGALRM)
         if former is not _ring:
             _former = former
             signal.signal(signal.SIGALRM, _ring)

@@ -52,9 +52,9 @@ def learned(algo: str, kwargs: dict[str, Any], ticks: int, **changes: Any) -> An
     return loop
 
 
-def worth(loop: Any, obs: list[list[float]], there: list[list[float]], action: int = 0) -> np.ndarray:
+def worth(loop: Any, obs: list[list[float]], there: list[list[float]], action: int | tuple[int, int] = 0) -> np.ndarray:
     """What the host is worth `[members, n]`, by each twin, in situations of which some agents are there, who do the
-    same: obs and there `[n, 2]`."""
+    same or each its own: obs and there `[n, 2]`."""
     p, found = loop.spec, []
     for cohort in loop.cohorts:
         members = len(cohort.slots)
@@ -66,7 +66,7 @@ def worth(loop: Any, obs: list[list[float]], there: list[list[float]], action: i
             found.append(v.unflatten(1, (-1, 2))[:, :, 1].detach())
             continue
         critic = cohort.state.critic if p.train.algo == "maddpg" else cohort.state.critics
-        same = torch.full((members, len(obs), 2), action)
+        same = torch.as_tensor(action).expand(members, len(obs), 2)
         acts = alive[..., None] * _central.as_numbers(p.algo_config, same)
         q = _central.value(p.algo_config, critic, seen, acts).detach()
         found += [each[:, 1] for each in (q if q.ndim == 4 else [q])]
@@ -111,3 +111,15 @@ def test_a_team_that_is_cut_after_each_step_is_worth_what_it_would_be_paid(algo:
         expected += [(2 - chances.probabilities()[:, 1, :1])] * (2 if algo == "matd3" else 1)
     wanted = np.concatenate(expected) if expected else np.full(found.shape, 2.0)
     np.testing.assert_allclose(found, wanted, atol=0.15)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("legal", [1, 0])
+@pytest.mark.parametrize("algo", NAMES)
+def test_who_has_one_legal_action_is_worth_what_that_one_is_paid(algo: str, legal: int) -> None:
+    """The host is paid for its second action alone, and may take one alone, which `legal` numbers. A policy or a target
+    that overlooks masks would be paid for either now and then."""
+    ticks = 320 if populations.is_on_policy(algo) else 400
+    loop = learned(algo, {**STAYS["leaves"], "choosy": True, "legal": legal}, ticks)
+    found = worth(loop, *situations(), action=(1 - legal, legal))
+    np.testing.assert_allclose(found, np.broadcast_to(np.multiply(WORTH, legal), found.shape), atol=0.15)

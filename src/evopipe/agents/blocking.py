@@ -17,6 +17,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
@@ -186,73 +187,115 @@ def here(function: Callable[..., Any], *args: Any) -> Any:
         raise as_exception(raised) from raised
 
 
-class _Worker:
-    """A thread that takes one call at a time. It ends when it receives None."""
+@dataclass(eq=False)
+class _Call:
+    """A call that a thread does, for a future of an event loop."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    future: asyncio.Future[Any]
+    undo: Callable[[Any], Any] | None
+    outcomes: _Outcomes
+    result: Any = None
+    error: Exception | None = None
+    done: bool = False
+
+    def do(self) -> None:
+        try:
+            with staying():
+                self.result = self.function(*self.args)
+        except BaseException as raised:  # a SystemExit of user code, too, is its caller's
+            self.error = as_exception(raised)
+        self.done = True
+
+    def settle(self) -> None:
+        """Tell the outcome to whom waits for it, in the thread of the event loop."""
+        future = self.future
+        if future.done():  # it was given up
+            if self.done and self.error is None and self.undo is not None:
+                threading.Thread(target=self.undo, args=(self.result,), name="evopipe-agent", daemon=True).start()
+        elif self.error is None:
+            future.set_result(self.result)
+        else:
+            future.set_exception(self.error)
+
+
+class _Outcomes:
+    """The calls that threads have done, on their way to an event loop. The loop is woken once for all that came before
+    it looks: a thread that wakes it may have to wait for Python's lock while others compute."""
 
     def __init__(self) -> None:
-        self.calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.thread = threading.Thread(target=self._work, name="evopipe-agent", daemon=True)
-        self.thread.start()
+        self._loop = asyncio.get_running_loop()
+        self._calls: deque[_Call] = deque()
+        self._told = False
 
-    def _work(self) -> None:
-        while (call := self.calls.get()) is not None:
-            loop, future, function, args, undo = call
-            result, error = None, None
-            try:
-                with staying():
-                    result = function(*args)
-            except BaseException as raised:  # a SystemExit of user code, too, is its caller's
-                error = as_exception(raised)
-            try:
-                loop.call_soon_threadsafe(_settle, future, result, error, undo)
-            except RuntimeError:  # the loop is over: nobody waits
-                if error is None and undo is not None:
-                    undo(result)
-                return
+    def put(self, call: _Call) -> None:
+        """Raises RuntimeError if the loop is over."""
+        self._calls.append(call)
+        if not self._told or self._loop.is_closed():
+            self._told = True
+            self._loop.call_soon_threadsafe(self._look)
+
+    def _look(self) -> None:
+        self._told = False  # first: who puts a call from now on tells the loop again
+        while self._calls:
+            self._calls.popleft().settle()
 
 
-def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None, undo: Callable[[Any], Any]) -> None:
-    if future.done():  # it was given up
-        if error is None and undo is not None:
-            threading.Thread(target=undo, args=(result,), name="evopipe-agent", daemon=True).start()
-        return
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)
+def _expire(future: asyncio.Future[Any]) -> None:
+    if not future.done():
+        future.set_exception(TimeoutError())
 
 
 class IdleThreads:
-    """Threads that wait for their next call. Rounds of episodes share them, one after another or beside each other:
-    to start a thread takes about a millisecond, and more where other threads compute."""
+    """Threads that wait for calls. Rounds of episodes share them, one after another or beside each other.
+
+    All take their calls from one queue. A thread that takes one wakes the next thread if more wait: of many short calls
+    the first thread has done most before another is awake, and long ones run beside each other. To wake a thread takes
+    a tenth of a millisecond, and more where others compute.
+    """
 
     def __init__(self) -> None:
-        self._idle: deque[_Worker] = deque()
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._open: set[_Call] = set()  # calls that no thread has done yet, of which a hanging one keeps its thread
+        self._threads: list[threading.Thread] = []
+        self._busy: set[threading.Thread] = set()
         self._closed = False
 
-    def take(self) -> _Worker:
-        """Return a thread that waits, or a new one."""
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return _Worker()
+    def begin(self, call: _Call) -> None:
+        """Let a thread do a call. There is a thread for each call that is not over."""
+        self._open.add(call)
+        if len(self._open) > len(self._threads):
+            thread = threading.Thread(target=self._work, name="evopipe-agent", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        self._calls.put(call)
+        if self._closed:  # a round that would not end: its call is the thread's last
+            self._calls.put(None)
 
-    def give(self, worker: _Worker) -> None:
-        """Keep a thread for the next call; after `close`, end it."""
-        if self._closed:
-            worker.calls.put(None)
-        else:
-            self._idle.append(worker)
+    def _work(self) -> None:
+        this = threading.current_thread()
+        while (call := self._calls.get()) is not None:
+            self._busy.add(this)
+            if not call.future.done():  # else it was given up before a thread came to it
+                call.do()
+            self._open.discard(call)
+            self._busy.discard(this)
+            try:
+                call.outcomes.put(call)
+            except RuntimeError:  # the loop is over: nobody waits
+                if call.done and call.error is None and call.undo is not None:
+                    call.undo(call.result)
+            del call  # and what it holds, while the thread waits for the next
 
     def close(self) -> None:
-        """End all threads that wait."""
-        self._closed = True
-        ending = [*self._idle]
-        self._idle.clear()
-        for worker in ending:
-            worker.calls.put(None)
-        for worker in ending:
-            worker.thread.join()
+        """End all threads that wait. One whose call hangs ends when the call does."""
+        ending, self._threads, self._closed = self._threads, [], True
+        for _ in ending:
+            self._calls.put(None)
+        for thread in ending:
+            if thread not in self._busy:
+                thread.join()
 
 
 class Threads:
@@ -261,7 +304,7 @@ class Threads:
 
     def __init__(self, most: int, idle: IdleThreads, processes: Processes) -> None:
         self._slots, self._turns = asyncio.Semaphore(most), asyncio.Semaphore(processes.most)
-        self._idle, self._processes = idle, processes
+        self._idle, self._processes, self._outcomes = idle, processes, _Outcomes()
 
     async def call(
         self, function: Callable[..., Any], *args: Any, blocking: Blocking, seconds: float | None,
@@ -293,22 +336,15 @@ class Threads:
             async with self._turns:
                 return await self._apart(packed(function, args), seconds)
         async with self._slots:
-            worker = self._idle.take()
-            future = asyncio.get_running_loop().create_future()
-            worker.calls.put((asyncio.get_running_loop(), future, function, args, undo))
+            loop = asyncio.get_running_loop()
+            call = _Call(function, args, loop.create_future(), undo, self._outcomes)
+            self._idle.begin(call)
+            late = None if seconds is None else loop.call_later(seconds, _expire, call.future)
             try:
-                async with asyncio.timeout(seconds):
-                    await asyncio.wait([future])
-            except TimeoutError:
-                if not future.done():  # else it was in time, and the loop late
-                    raise
+                return await call.future
             finally:
-                if future.done():
-                    self._idle.give(worker)
-                else:
-                    future.cancel()
-                    worker.calls.put(None)  # it ends when the call does
-            return future.result()
+                if late is not None:
+                    late.cancel()
 
     async def _apart(self, data: bytes, seconds: float | None) -> Any:
         process, answered = self._processes.take(), False

@@ -91,7 +91,7 @@ class _Turns:
         self.engine, self.seconds = engine, seconds
         self._began, self._own = time.monotonic(), 0.0
         self._others, self._entered = engine.blocked, 0.0
-        self._watch: Watchdog | None = None
+        self._watch = Watchdog(_FOREVER, "agents.episode_seconds", grace=_STOPPING)
 
     def left(self) -> float | None:
         """Return the seconds that the episode has: those in which others held it up are given to it again."""
@@ -108,12 +108,11 @@ class _Turns:
         if engine.stopped():
             engine.stopping = engine.stopping or self._entered
             longest = min(longest, max(_LEAST, engine.stopping + _STOPPING - self._entered))
-        self._watch = Watchdog(longest, "agents.episode_seconds", grace=_STOPPING)
+        self._watch.seconds = longest
         engine.overdue = self._entered + longest
         self._watch.__enter__()
 
     def __exit__(self, *error: Any) -> None:
-        assert self._watch is not None
         self._watch.__exit__(*error)
         engine, took = self.engine, time.monotonic() - self._entered
         engine.overdue = None
@@ -193,6 +192,7 @@ class RolloutEngine:
         self.waiting: Counter[int] = Counter()  # by place: calls of the model that are open
         self.asked: Counter[int] = Counter()  # by place: completions so far
         self.runners: dict[int, EpisodeRunner] = {}  # of those that are live
+        self.away: set[int] = set()  # live episodes that do not wait for the model
         self.live: dict[int, asyncio.Task[None]] = {}
         self.blocked, self.overdue, self.stopping = 0.0, None, None
         return _run_here(self._play(), self)
@@ -241,6 +241,7 @@ class RolloutEngine:
     def _admit(self) -> None:
         while self.queue and len(self.live) < self.agents.at_once:
             i = self.queue.popleft()
+            self.away.add(i)
             self.live[i] = asyncio.create_task(self._episode(i))
 
     async def _all_wait(self) -> bool:
@@ -250,9 +251,9 @@ class RolloutEngine:
         until = loop.time() + self.agents.wave_seconds
         for _ in range(_ROUNDS):
             await asyncio.sleep(0)
-        while away := sum(not self.waiting[i] or self.runners[i].running for i in self.live):
+        while self.away:
             if not await self._change(until):
-                self.late = max(self.late, away)
+                self.late = max(self.late, len(self.away))
                 break
             self._admit()
             for _ in range(_ROUNDS):
@@ -282,13 +283,26 @@ class RolloutEngine:
         request.place = place
         self.pending.append(request)
         self.waiting[place] += 1
-        self.changed.set()
+        if len(self.pending) == 1:  # from now on a batch waits for the others, not for ever
+            self.changed.set()
+        self._look(place)
         try:
             return await request.reply
         finally:
             self.waiting[place] -= 1
+            self._look(place)
             if not request.reply.done() or request.reply.cancelled():
                 self.pending = [each for each in self.pending if each is not request]
+
+    def _look(self, place: int) -> None:
+        """Note whether an episode waits for the model. Who waits for all to do so is told when the last one does, and
+        not for every episode, for there are many."""
+        if place in self.live and (not self.waiting[place] or self.runners[place].running):
+            self.away.add(place)
+        else:
+            self.away.discard(place)
+        if not self.away:
+            self.changed.set()
 
     async def _episode(self, i: int) -> None:
         job, retries = self.jobs[i], self.agents.retries
@@ -301,7 +315,9 @@ class RolloutEngine:
             self.done[i] = done
         finally:
             del self.live[i]
-            self.changed.set()
+            self._look(i)
+            if self.queue:
+                self.changed.set()
 
     async def _attempt(self, i: int, job: EpisodeJob, attempt: int) -> Done:
         agents = self.agents
@@ -310,7 +326,7 @@ class RolloutEngine:
             agents.model_seconds, _MODEL_RETRIES,
         )  # fmt: skip
         self.asked[i] = attempt << 16  # another attempt draws anew
-        self.runners[i] = EpisodeRunner(self.threads, agents.env_seconds, self.grace, self.lock, self.changed.set)
+        self.runners[i] = EpisodeRunner(self.threads, agents.env_seconds, self.grace, self.lock, partial(self._look, i))
         workflow: Workflow | None = None
         reason, late = TerminationReason.UNKNOWN, None
         wrong: Exception | None = None

@@ -126,7 +126,13 @@ class Tokens:
 
 
 def _key(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
-    return json.dumps([[dict(message) for message in messages], list(tools)], ensure_ascii=False)
+    return whole(json.dumps([[dict(message) for message in messages], list(tools)], ensure_ascii=False))
+
+
+def whole(text: str) -> str:
+    """Return a text with `?` in the place of each lone surrogate: half a character, as of an emoji that was cut in two,
+    which no tokenizer takes."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 @dataclass
@@ -290,7 +296,7 @@ class Model:
         `tools` are the schemas of the tools that the model may call.
         """
         if isinstance(messages, str):
-            return Prompt(self.tokens.base.prompt(messages, False, None))
+            return Prompt(self.tokens.base.prompt(whole(messages), False, None))
         keys, edited = _keys(messages, tools), False
         for i in range(len(messages) - 1, 0, -1):
             if messages[i - 1].get("role") != "assistant":

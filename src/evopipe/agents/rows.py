@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 
 from evopipe.agents.types import Step, Trajectory
@@ -123,23 +124,23 @@ def batch_of(played: Sequence[Sequence[RoundTrajectory]], pad: int, device: torc
     ids, there = stacked([row.ids for row in flat], pad, left=False)
     shape = (len(played), width, -1)
 
-    def told(values: Sequence[Sequence[Any]], dtype: torch.dtype) -> Tensor:
-        out = torch.zeros(ids.shape, dtype=dtype)
+    # Numbers are put together in numpy: in torch each would give Python's lock away, for which others may wait.
+    def told(values: Sequence[Sequence[Any]], dtype: type[np.generic]) -> Tensor:
+        out = np.zeros(ids.shape, dtype=dtype)
         for i, row in enumerate(values):
-            out[i, : len(row)] = torch.tensor(row, dtype=dtype)
-        return out.view(shape).to(device)
+            out[i, : len(row)] = row
+        return torch.from_numpy(out).view(shape).to(device)
 
-    mask = told([row.mask for row in flat], torch.bool)
-    counts = torch.zeros(shape[:2], dtype=torch.bool)
-    reward = torch.zeros(shape[:2])
+    mask = told([row.mask for row in flat], np.bool_)
+    counts, reward = np.zeros(shape[:2], dtype=np.bool_), np.zeros(shape[:2], dtype=np.float32)
     for p, member in enumerate(played):
         for b, i in enumerate(owner[p]):
             counts[p, b], reward[p, b] = member[i].counts, member[i].trajectory.reward
     text = Text(
         torch.cat((prompts, ids), dim=1).view(shape).to(device), torch.cat((seen, there), dim=1).view(shape).to(device),
-        mask, told([row.turn for row in flat], torch.int64),
-        log_prob=told([row.log_prob for row in flat], torch.float32),
-        reward=reward.to(device), keep=counts.to(device),
+        mask, told([row.turn for row in flat], np.int64),
+        log_prob=told([row.log_prob for row in flat], np.float32),
+        reward=torch.from_numpy(reward).to(device), keep=torch.from_numpy(counts).to(device),
     )  # fmt: skip
     return RolloutBatch(text, owner, played)
 
@@ -230,15 +231,15 @@ def advantages(batch: RolloutBatch, tasks: int, how: AdvantageSettings) -> tuple
                     # A turn that nobody else of the group took is worth what its trajectory is.
                     if t < len(values[p][i]) and there.count(place // places.group) > 1:
                         values[p][i][t], spread[p][i][t] = turn[p][place], keep[p][place]
-    advantage = torch.zeros(text.mask.shape)
-    kept = torch.zeros(text.mask.shape[:2], dtype=torch.bool)
+    turns, device = text.turn.cpu().numpy(), text.ids.device
+    advantage, kept = np.zeros(turns.shape, dtype=np.float32), np.zeros(turns.shape[:2], dtype=np.bool_)
     for p, owners in enumerate(batch.owner):
         for b, i in enumerate(owners):
-            told = torch.tensor([a if s else 0.0 for a, s in zip(values[p][i], spread[p][i], strict=True)])
-            advantage[p, b] = told[text.turn[p, b].cpu().clamp(max=len(told) - 1)]
+            told = np.array([a if s else 0.0 for a, s in zip(values[p][i], spread[p][i], strict=True)], np.float32)
+            advantage[p, b] = told[np.minimum(turns[p, b], len(told) - 1)]
             kept[p, b] = any(spread[p][i])  # what does not count is in no comparison
-    device = text.ids.device
-    return replace(text, advantage=advantage.to(device), keep=kept.to(device)), silent
+    found = torch.from_numpy(advantage).to(device), torch.from_numpy(kept).to(device)
+    return replace(text, advantage=found[0], keep=found[1]), silent
 
 
 def _return(t: int, each: RoundTrajectory) -> float | None:
@@ -267,21 +268,23 @@ def _compare(
     """Compare trajectories by the algorithm's own estimate, one token each; return it by place, whether it says
     anything, and how many groups do not."""
     shape = (len(batch.played), places.size, 1)
-    reward, log_prob, reference = torch.zeros(shape[:2]), torch.zeros(shape), torch.zeros(shape)
-    present = torch.zeros(shape[:2], dtype=torch.bool)
+    reward, log_prob, reference = (np.zeros(shape[:2], dtype=np.float32) for _ in range(3))
+    there = np.zeros(shape[:2], dtype=np.bool_)
     for p, own in enumerate(places.of):
         for place, i in own:
             each = batch.played[p][i]
             found = value(each)
             if found is None or not each.counts:
                 continue
-            present[p, place], reward[p, place] = True, found
-            log_prob[p, place, 0], reference[p, place, 0] = summed[p].get(i, (0.0, 0.0))
-    device, nothing = batch.text.ids.device, torch.zeros(shape, dtype=torch.int64)
+            there[p, place], reward[p, place] = True, found
+            log_prob[p, place], reference[p, place] = summed[p].get(i, (0.0, 0.0))
+    device = batch.text.ids.device
+    nothing, present = torch.zeros(shape, dtype=torch.int64, device=device), torch.from_numpy(there)
     told = Text(
-        nothing.to(device), present[..., None].to(device), present[..., None].to(device), nothing.to(device),
-        log_prob.to(device), reference.to(device) if batch.text.reference is not None else None,
-        reward=reward.to(device), keep=present.to(device),
+        nothing, present[..., None].to(device), present[..., None].to(device), nothing,
+        torch.from_numpy(log_prob[..., None]).to(device),
+        torch.from_numpy(reference[..., None]).to(device) if batch.text.reference is not None else None,
+        reward=torch.from_numpy(reward).to(device), keep=present.to(device),
     )  # fmt: skip
     done = estimate(told, places.group)
     assert done.advantage is not None

@@ -9,8 +9,9 @@ import inspect
 import math
 import numbers
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from collections.abc import Callable, Hashable, Mapping
+from functools import lru_cache
+from typing import Any, NoReturn, cast
 
 from evopipe.agents.agent import BaseAgent
 from evopipe.agents.blocking import Blocking, Threads, step_apart
@@ -30,7 +31,7 @@ class EpisodeRunner:
         env_seconds: time limit of an environment's call; None for no limit.
         close_seconds: time limit of an environment's `close`.
         lock: a lock that is held during calls of environments that are not thread-safe.
-        told: a function without arguments that tells the engine that a call has ended. It is called after each call.
+        told: a function without arguments that tells the engine that a call has begun or ended. It is called at both.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class EpisodeRunner:
                 `undo` (what to call with a result that comes too late).
         """
         self.running += 1
+        self._told()
         try:
             async with contextlib.nullcontext() if safe else self._lock:
                 return await self.threads.call(function, *args, **how)
@@ -250,8 +252,14 @@ class Workflow(ABC):
         found: dict[int, Any] = {}
         for value in vars(self).values():
             each = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
-            found |= {id(one): one for one in each if isinstance(one, kind)}
+            found |= {id(one): one for one in each if _is(cast("Hashable", type(one)), cast("Hashable", kind))}
         return list(found.values())
+
+
+@lru_cache(1024)
+def _is(cls: Hashable, kind: Hashable) -> bool:
+    """Like `issubclass`, which of abstract classes runs Python code: this is asked of every attribute of an episode."""
+    return issubclass(cast("type[Any]", cls), cast("type[Any]", kind))
 
 
 def _blocks(thing: Any) -> Blocking:
@@ -443,6 +451,8 @@ def number(found: Any, whose: Any) -> float:
     Raises:
         ValueError: the reward is no number, not finite, or beyond ±1e16.
     """
+    if type(found) is float and abs(found) <= _LARGEST:  # most are
+        return found
     value = found
     with contextlib.suppress(Exception):
         value = found.item() if hasattr(found, "item") else getattr(found, "reward", found)

@@ -106,10 +106,13 @@ class Net:
         return Net(self.structure.part(first, end, every), self.values[first:end:every], self.trainable)
 
     def _view(self, start: int, rows: int, columns: int) -> Tensor:
-        here, copies = slice(start, start + rows * columns), self.structure.copies
+        copies = self.structure.copies
 
-        def cut(rows_of: Tensor) -> Tensor:
-            return rows_of.view(len(rows_of) * copies, -1)[:, here].view(-1, rows, columns)
+        def cut(rows_of: Tensor) -> Tensor:  # one operator: slices and views take three times as long
+            each = rows_of if copies == 1 else rows_of.view(rows_of.shape[0] * copies, -1)
+            apart, step = each.stride()
+            first = each.storage_offset() + start * step
+            return each.as_strided((each.shape[0], rows, columns), (apart, columns * step, step), first)
 
         view = cut(self.values)
         if self.trainable:

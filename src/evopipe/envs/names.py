@@ -38,6 +38,7 @@ _EXTRAS = {
     "gymnasium.envs.mujoco": "mujoco",
     "minigrid": "minigrid",
     "minatar": "minatar",
+    "ale_py": "atari",
     "evopipe.envs:from_openspiel": "openspiel",
     "evopipe.envs:from_pettingzoo": "teams",
 }
@@ -95,6 +96,8 @@ def suggested(env_id: str) -> str:
     near = did_you_mean(name, known)
     if near and colon:
         near = near.replace("mean '", f"mean '{module}:")
+    if colon and name.startswith(_BY_ENTRY_POINT):
+        return f", did you mean {name!r}?"
     package = next((names for begin, names in _PACKAGES.items() if name.startswith(begin)), None)
     if package is not None and not colon:
         module, pip = package

@@ -489,7 +489,16 @@ def _leaves(space: object, path: _Path, whole: object) -> Iterator[Leaf]:
     elif isinstance(space, spaces.Box) and space.dtype.kind in "biuf":
         yield _box(space, path)
     else:
-        raise ParamsError(f"env.id: observation space {brief(whole)} is not served: {_OBSERVED}")
+        raise ParamsError(f"env.id: observation space {brief(whole)} is not served: {_OBSERVED}{_without(path, whole)}")
+
+
+def _without(path: _Path, whole: object) -> str:
+    """Return how to leave out a part of a Dict that is not served, such as a text; nothing for what is no such part."""
+    if not path or not isinstance(whole, gymnasium.spaces.Dict):
+        return ""
+    others = ", ".join(str(key) for key in whole.spaces if key != path[0])
+    wrapper = f"{{name: FilterObservation, kwargs: {{filter_keys: [{others}]}}}}"
+    return f"; to train without {path[0]!r}, set env.wrappers: [{wrapper}]" if others else ""
 
 
 def _box(space: Any, path: _Path) -> Leaf:

@@ -524,9 +524,8 @@ def stacked(rows: Sequence[Sequence[int]], pad: int, left: bool) -> tuple[Tensor
     """Pad rows of tokens to one length with the token `pad`, at the beginning if `left` is true, else at the end.
     Return the tokens of n rows of L tokens, `[n, L]` int64, and a mask `[n, L]` bool that is False for pads."""
     width = max((len(row) for row in rows), default=0)
-    ids = torch.full((len(rows), width), pad, dtype=torch.int64)
-    real = torch.zeros(len(rows), width, dtype=torch.bool)
-    for i, row in enumerate(rows):
+    ids, real = np.full((len(rows), width), pad, dtype=np.int64), np.zeros((len(rows), width), dtype=np.bool_)
+    for i, row in enumerate(rows):  # in torch each row would give Python's lock away
         place = slice(width - len(row), width) if left else slice(0, len(row))
-        ids[i, place], real[i, place] = torch.tensor(row, dtype=torch.int64), True
-    return ids, real
+        ids[i, place], real[i, place] = row, True
+    return torch.from_numpy(ids), torch.from_numpy(real)

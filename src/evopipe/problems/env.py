@@ -38,6 +38,15 @@ if TYPE_CHECKING:
     from evopipe.data.transitions import Transitions
 
 
+SHORT = 10_000
+"""Training steps of all members, up to which `runtime.env_workers: auto` starts no process: who waits awake between two
+ticks would cost more of the CPUs than such a run."""
+
+
+def _workers(asked: int | Literal["auto"], steps: int, alone: bool) -> int | Literal["auto"]:
+    return 0 if asked == "auto" and (alone or steps <= SHORT) else asked
+
+
 def problem_of(params: Params, folder: Path = Path(), alone: bool = False, together: None = None) -> Problem[EnvSpec]:
     """Return the `Problem` of a run in an environment: its configuration, training loop and final evaluation.
 
@@ -54,7 +63,8 @@ def problem_of(params: Params, folder: Path = Path(), alone: bool = False, toget
     runtime, spec = params.runtime, make_spec(params, configure(params.runtime))
     outside, sources = params.outside()
     neighbours = neighbours_of(params.train, params.population.size)
-    workers: int | Literal["auto"] = 0 if alone and runtime.env_workers == "auto" else runtime.env_workers
+    steps = params.search.budget or params.population.size * params.train.max_steps
+    workers = _workers(runtime.env_workers, steps, alone)
 
     def live(clock: Clock, keys: np.ndarray) -> Regime:
         asked = 1 if alone and runtime.learners == "auto" else runtime.learners

@@ -23,7 +23,7 @@ from evopipe.memory.replay import Incoming, RowLayout
 from evopipe.native import build
 from evopipe.regimes.in_c import WholeTicks
 from evopipe.regimes.learn import ReplayLearning
-from evopipe.regimes.probe import Probe
+from evopipe.regimes.probe import APART, SPARSE, Probe
 from evopipe.regimes.watched import Watched
 from evopipe.run.evaluate import Evaluator
 from evopipe.run.regime import Setup
@@ -73,7 +73,7 @@ class OffPolicy:
         layout = RowLayout.of(spec.spaces, self.world.masked, cfg.n_step, spec.algo.MASKED_LOSS)
         self.learning = ReplayLearning(setup, layout, memories, cfg.capacity, byte_images(pool, warm))
         self.replay, self.learners = self.learning.replay, self.learning.learners
-        self._probe = Probe(spec, self.clock, sparse=isinstance(self.world, TensorWorld))
+        self._probe = Probe(spec, self.clock, apart=SPARSE if isinstance(self.world, TensorWorld) else APART)
         self._probed_from = 0  # the tick from which on a probe is due: asking at every tick costs more than probes
         self.first, self.inherit = self.learning.first, self.learning.inherit
         self.nstep = NStep(layout, pool.rows) if cfg.n_step > 1 else None

@@ -25,7 +25,7 @@ from evopipe.memory.rollout import Rollout, StepLayout
 from evopipe.native.rollouts import Ticks
 from evopipe.regimes.learn import discount_rate
 from evopipe.regimes.learners import LearnerPool, Share
-from evopipe.regimes.probe import Probe, rates
+from evopipe.regimes.probe import SPARSE, Probe, rates
 from evopipe.regimes.rollouts import probe_rollout, ready
 from evopipe.run.act import places_of, step
 from evopipe.run.evaluate import Evaluator
@@ -101,7 +101,7 @@ class OnPolicy:
             pool = EnvPool(spec.env, len(self.keys) * self.clock.envs, workers=setup.workers)
             self.world = World(spec, self.keys, self.clock, pool)
         self.evaluate = Evaluator(spec, len(self.keys), setup.workers)
-        self._probe = Probe(spec, self.clock, sparse=isinstance(self.world, TensorWorld))
+        self._probe = Probe(spec, self.clock, apart=SPARSE if isinstance(self.world, TensorWorld) else 1)
         self.threshold = self.pool.reward_threshold
         shape = (len(self.keys), self._rows)
         self.returns = torch.zeros(shape, dtype=torch.float64, device=spec.device)  # discounted, of running episodes

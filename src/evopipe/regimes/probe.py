@@ -30,7 +30,7 @@ from evopipe.run.tally import Tally
 from evopipe.types import Batch, Sequences
 
 EVERY, MOST = 1024, 4  # updates to a probe; probes of a member in a generation, one at least
-SPARSE = 8  # generations to a probe at most, where steps cost next to nothing
+APART, SPARSE = 2, 8  # generations to a probe at most: of replay, and where steps cost next to nothing
 RATE, PACE, DORMANT = "charts/learning_rate", "charts/updates_per_step", "charts/dormant"
 GRADIENT, CLIPPED, WEIGHTS = "losses/grad_norm", "losses/grad_clipped", "losses/weight_norm"
 ERROR, OBSERVED = "losses/td_error", "charts/observation_size"
@@ -46,15 +46,15 @@ class Probe:
         spec: the run's configuration.
         clock: the run's clock.
         offline: whether members learn from a dataset alone.
-        sparse: True if not every generation needs an extra update. Some generations are then left out, provided that
-            a generation has few updates. This is for environments that are tensors, whose generations are short.
+        apart: the number of generations from one extra update to the next, at most. If it is above 1, a generation of
+            few updates may have none: an extra update takes as long as some dozens of the kernels' own.
 
     Attributes:
         diagnostics: the metrics that were recorded in the present generation.
     """
 
-    def __init__(self, spec: Any, clock: Clock, offline: bool = False, sparse: bool = False) -> None:
-        self._spec, self._clock, self._offline, self._sparse = spec, clock, offline, sparse
+    def __init__(self, spec: Any, clock: Clock, offline: bool = False, apart: int = 1) -> None:
+        self._spec, self._clock, self._offline, self._apart = spec, clock, offline, apart
         self.diagnostics = Diagnostics(clock.members, spec.device)
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
@@ -68,7 +68,7 @@ class Probe:
 
         A generation is divided into moments, such as ticks, at each of which an extra update can be made. It is made at
         equal intervals, about once in `EVERY` updates but at most `MOST` times in the generation, and always at the
-        last moment. If the probe is `sparse` (see the class), some generations have no extra update.
+        last moment. Where generations are short, one of several has it: see `apart` of the class.
 
         Args:
             updates: the number of updates of the cohort in the generation.
@@ -89,7 +89,7 @@ class Probe:
             moment: the number of the present moment, from 0.
             moments: the number of moments in the generation at which the extra update can be made.
         """
-        if self._sparse and self._clock.generation % min(SPARSE, math.ceil(2 * EVERY / max(1.0, updates))):
+        if self._clock.generation % min(self._apart, math.ceil(2 * EVERY / max(1.0, updates))):
             return moments - moment + 1
         count = min(MOST, moments, max(1, int(updates) // EVERY))
         return -(-(moment * count // moments + 1) * moments // count) - moment
@@ -156,13 +156,17 @@ def probe(
     """
     algo, cfg, state = spec.algo, spec.algo_config, cohort.copied_state()
     found: dict[str, Tensor] = {}
+    values: Tensor | None = None
     if isinstance(batch, Batch | Sequences):
-        found = _observed(spec, batch) | ({} if spec.spaces.team is not None else _dormant(spec, state, batch))
+        found = _observed(spec, batch)
+        if spec.spaces.team is None:
+            idle, values = _dormant(spec, state, batch)
+            found |= idle
         if isinstance(batch, Batch) and "gamma" in hyper:
             ended = (batch.discount == 0).flatten(1) & (hyper["gamma"] > 0)[:, None]
             found[TERMINATED] = ops.mean(of_each(batch).flatten(1), ended)
     with build.by_operators():
-        found |= of_batch(spec, state, hyper, batch, draw.part(3), offline)
+        found |= of_batch(spec, state, hyper, batch, draw.part(3), offline, values)
         with optim.watched() as seen:
             turn = getattr(spec, "period", 1) - 1  # the last of unlike updates is of all networks
             learned = algo.update(cfg, state, hyper, batch, cohort.healthy.clone(), draw, turn)
@@ -182,12 +186,17 @@ def _observed(spec: Any, batch: Any) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _dormant(spec: Any, state: Any, batch: Any) -> dict[str, Tensor]:
-    """Return the share of idle units in what members act by; nothing of networks without plain hidden layers."""
+def _dormant(spec: Any, state: Any, batch: Any) -> tuple[dict[str, Tensor], Tensor | None]:
+    """Return the share of idle units in what members act by, nothing of networks without plain hidden layers; and the
+    values of all actions that came with it, `[P, B, A]`, None where members do not act by values."""
+    algo, values = spec.algo, None
     obs = batch.obs if batch.obs.ndim == 3 else batch.obs.flatten(1, 2)
     with build.by_operators(), watched_units() as units:
-        spec.algo.greedy(spec.algo_config, state, obs, None)
-    return {DORMANT: ops.dormant(units)} if units else {}
+        if algo.values is None:
+            algo.greedy(spec.algo_config, state, obs, None)
+        else:  # they take the best of these: one pass tells of units and of values
+            values = algo.values(spec.algo_config, state, obs)
+    return {DORMANT: ops.dormant(units)} if units else {}, values
 
 
 def gradients(seen: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:

@@ -20,7 +20,9 @@ _Values: TypeAlias = Callable[[Any, Tensor], Tensor]
 
 
 @torch.no_grad()
-def of_batch(spec: Any, state: Any, hyper: Hyper, batch: Any, draw: Stream, offline: bool = False) -> dict[str, Tensor]:
+def of_batch(
+    spec: Any, state: Any, hyper: Hyper, batch: Any, draw: Stream, offline: bool = False, values: Tensor | None = None
+) -> dict[str, Tensor]:  # fmt: skip
     """Return training metrics of P members on a minibatch, by name, `[P]` each.
 
     The metrics come from the algorithm's values and policy, and from its own function `signals` if it has one. For a
@@ -33,6 +35,7 @@ def of_batch(spec: Any, state: Any, hyper: Hyper, batch: Any, draw: Stream, offl
         batch: the minibatch.
         draw: the stream for draws of actions.
         offline: whether members learn from a dataset alone.
+        values: `[P, B, A]`, the values of all actions in the minibatch's observations, if they were computed before.
     """
     algo, found = spec.algo, {}
     if isinstance(batch, Sequences):
@@ -41,7 +44,7 @@ def of_batch(spec: Any, state: Any, hyper: Hyper, batch: Any, draw: Stream, offl
         weight, goes_on = of_each(batch), (batch.discount > 0).double()
         found = _legal(spec, batch.next_legal, weight * goes_on)
         if not spec.spaces.team:
-            found |= _of_transitions(spec, state, batch, draw, offline)
+            found |= _of_transitions(spec, state, batch, draw, offline, values)
         if spec.spaces.continuous and not offline:
             found |= _noise(spec, state, batch, weight, draw.part(1))
     if algo.signals is not None:
@@ -111,12 +114,15 @@ def _of_sequences(spec: Any, state: Any, hyper: Hyper, batch: Sequences) -> dict
     return found
 
 
-def _of_transitions(spec: Any, state: Any, batch: Batch, draw: Stream, offline: bool) -> dict[str, Tensor]:
+def _of_transitions(
+    spec: Any, state: Any, batch: Batch, draw: Stream, offline: bool, known: Tensor | None
+) -> dict[str, Tensor]:  # fmt: skip
     algo, cfg, weight = spec.algo, spec.algo_config, batch.weight
     values = _values(algo, cfg, batch)
     if values is None:
         return {}
-    q, targets = values(state, batch.action), _as_targets(state)
+    q = values(state, batch.action) if known is None else pick(known, batch.action)
+    targets = _as_targets(state)
     found = ops.of_values(weight, q, None if targets is None else values(targets, batch.action))
     acts = hasattr(state, "actor_target")
     if offline or acts:  # nobody else asks what the policy's own actions are worth

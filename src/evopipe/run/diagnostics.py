@@ -33,7 +33,7 @@ class Diagnostics:
 
     def __init__(self, members: int, device: torch.device) -> None:
         self.begun = torch.zeros(members, dtype=torch.float64, device=device)
-        self._names: list[str] = []
+        self._names: dict[str, int] = {}  # and in which column each stands
         self._table = self.begun.new_zeros(members, 0, 3)  # of each name: sum, count and last
         self._noted: list[tuple[tuple[int, ...], list[str], Tensor]] = []  # not in the table yet: slots, names, values
 
@@ -56,8 +56,9 @@ class Diagnostics:
         for the device.
         """
         at = self.begun.device  # environments on the host count their episodes there
-        each = [upload(x.double(), at) if x.device != at else x.double() for x in values.values()]
-        self._noted.append((tuple(slots), list(values), torch.stack(each, dim=1)))
+        each = [x if x.is_floating_point() else x.double() for x in values.values()]
+        each = [x if x.device == at else upload(x.double(), at) for x in each]
+        self._noted.append((tuple(slots), list(values), torch.stack(each, dim=1).double()))
         if len(self._noted) >= _MOST:
             self._settle()
 
@@ -76,10 +77,10 @@ class Diagnostics:
     def _enter(self, slots: Sequence[int], names: Sequence[str], last: Tensor) -> None:
         """Add a value `[n, k]` of each of k signals to the members in n slots."""
         if new := [name for name in names if name not in self._names]:
-            self._names += new
+            self._names |= {name: place for place, name in enumerate(new, len(self._names))}
             self._table = torch.cat((self._table, self.begun.new_zeros(len(self.begun), len(new), 3)), dim=1)
         rows = upload(torch.tensor(slots), self.begun.device)[:, None]
-        columns = upload(torch.tensor([self._names.index(name) for name in names]), self.begun.device)
+        columns = upload(torch.tensor([self._names[name] for name in names]), self.begun.device)
         total, count, _ = self._table[rows, columns].unbind(dim=-1)
         self._table[rows, columns] = torch.stack((total + last, count + 1.0, last), dim=-1)
 
@@ -92,7 +93,7 @@ class Diagnostics:
         self._settle()
         return [
             {
-                name: (rounded(total / count), rounded(last))
+                name: (rounded(total / count) if count > 1 else rounded(last), rounded(last))
                 for name, (total, count, last) in sorted(zip(self._names, row, strict=True))
                 if count
             }
@@ -103,14 +104,15 @@ class Diagnostics:
         self._settle()
         table = self._table.to("cpu", copy=True)
         return {_BEGUN: self.begun.to("cpu", copy=True)} | {
-            _PREFIX + name: table[:, i].contiguous() for i, name in enumerate(self._names)
+            _PREFIX + name: table[:, i].contiguous() for name, i in self._names.items()
         }
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore the signals from tensors that `state` returned; other tensors in the mapping are ignored."""
         self._noted = []
-        self._names = [name.removeprefix(_PREFIX) for name in tensors if name.startswith(_PREFIX)]
-        tables = [tensors[_PREFIX + name] for name in self._names]
+        names = [name.removeprefix(_PREFIX) for name in tensors if name.startswith(_PREFIX)]
+        self._names = {name: place for place, name in enumerate(names)}
+        tables = [tensors[_PREFIX + name] for name in names]
         self._table = torch.stack(tables, dim=1).to(self.begun.device) if tables else self._table[:, :0]
         self.begun.copy_(tensors[_BEGUN])
 

@@ -160,13 +160,14 @@ class Tally:
         agent's mean return.
         """
         self.settle()
-        sums = self.sums[:, list(slots)].T
-        diagnostics.note(slots, {"charts/episodes": sums[:, 2]})
-        some = [place for place, count in enumerate(sums[:, 2].tolist()) if count]
+        sums = self.sums[:, list(slots)]
+        diagnostics.note(slots, {"charts/episodes": sums[2]})
+        some = [place for place, count in enumerate(sums[2].tolist()) if count]
+        if len(some) < len(slots):
+            slots, sums = [slots[place] for place in some], sums[:, some]
         if some:
-            returns, lengths, count, *own = sums[some].unbind(dim=1)
-            means = (each / count for each in (returns, lengths, *own))
-            diagnostics.note([slots[place] for place in some], dict(zip(self._names, means, strict=True)))
+            means = torch.cat((sums[:2], sums[3:])) / sums[2]
+            diagnostics.note(slots, dict(zip(self._names, means, strict=True)))
 
     def state(self) -> dict[str, Tensor]:
         self.settle()

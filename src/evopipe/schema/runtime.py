@@ -40,8 +40,8 @@ class RuntimeConfig(Schema):
     )
     env_workers: _Processes | Literal["auto"] = Field(
         "auto",
-        description="number of processes that step environments; `auto`: by the numbers of CPUs and environments; 0: "
-        "the training process steps them itself. Changes no result",
+        description="number of processes that step environments; `auto`: by the numbers of CPUs and environments, "
+        "and none in a run of up to 10,000 steps; 0: the training process steps them itself. Changes no result",
     )
     learners: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = Field(
         "auto",

@@ -65,12 +65,14 @@ class Entry(_Stored):
     Attributes:
         family: the family of environments, such as `classic control`.
         extra: the extra of evopipe that installs the environment; None if none is needed.
+        package: the module that this extra installs; None if it has the extra's name.
         published: the scores that others published.
         tried: a text on what was tried, if the row does not reach the published scores; else empty.
     """
 
     family: str
     extra: str | None = None  # of evopipe, which installs what the environment needs
+    package: str | None = None  # whose absence shows that the extra is not installed
     published: tuple[Published, ...] = ()
     tried: str = ""  # what was tried, of a row that does not reach what was published
 

@@ -102,7 +102,7 @@ def run(
 
 def _need(row: ZooRow) -> None:
     if row.entry.extra is not None:
-        need_package(row.entry.extra, row.entry.extra, f"zoo: {row.name}")
+        need_package(row.entry.package or row.entry.extra, row.entry.extra, f"zoo: {row.name}")
 
 
 def _record(row: ZooRow, tell: _Tell, swept: SweptRun) -> None:

@@ -63,10 +63,17 @@ def test_public_methods_are_tools_with_schemas_of_their_hints() -> None:
     assert parameters["properties"]["push"]["type"] == "boolean"
 
 
-@pytest.mark.parametrize("cls", [envs.Undocumented, envs.Untyped])
+@pytest.mark.parametrize("cls", [envs.Undocumented, envs.Untyped, envs.Unnamed])
 def test_a_method_of_which_no_tool_can_be_made_is_one_sentence(cls: Any) -> None:
     with pytest.raises(ParamsError, match=rf"{cls.__name__}\.go: no tool can be made of it .*begin its name with '_'"):
         adapters.find(cls)
+
+
+def test_bytes_of_a_tool_are_told_as_text() -> None:
+    env = made(envs.Raw)
+    env.reset()
+    (told,), *_ = env.step({"calls": [{"name": "read", "arguments": {}, "id": "1"}], "content": ""})
+    assert told["content"] == "grün\ufffd"
 
 
 def test_tools_are_called_and_what_they_return_or_raise_is_told() -> None:

@@ -320,6 +320,19 @@ def test_what_is_no_request_is_refused(served: Served, http: httpx.Client) -> No
         )  # fmt: skip
 
 
+def test_half_a_character_is_completed_as_a_question_mark(served: Served, http: httpx.Client) -> None:
+    headers = {"Authorization": f"Bearer {served.connection.api_key}"}
+    path, found = f"{served.root}/v1/completions", []
+    for half in ("\\ud83d", "?"):
+        body = f'{{"model": "policy", "prompt": "1{half}2", "max_tokens": 1, "echo": false, "return_token_ids": true}}'
+        answer = http.post(path, content=body.encode(), headers=headers)
+        assert answer.status_code == 200, answer.text
+        found.append(answer.json()["choices"][0]["prompt_token_ids"])
+    assert found[0] == found[1]
+    body = '{"model": "policy", "messages": [{"role": "user", "content": "\\ud83d"}], "max_tokens": 1}'
+    assert http.post(f"{served.url('half')}/chat/completions", content=body, headers=headers).status_code == 200
+
+
 def test_a_port_that_is_taken_is_said(served: Served) -> None:
     port = int(served.root.rpartition(":")[2])
     with pytest.raises(evopipe.errors.UsageError, match=f"port {port} cannot be listened on"):

@@ -11,7 +11,7 @@ import pytest
 
 from evopipe.compat import agilerl
 from evopipe.compat.agilerl import __main__ as command
-from evopipe.compat.agilerl import names
+from evopipe.compat.agilerl import configs, names
 from evopipe.errors import ParamsError
 from tiny import ROOT
 
@@ -67,45 +67,45 @@ SECTIONS = """
 INIT_HP:
   ENV_NAME: CartPole-v1
   ALGO: DQN
-  DOUBLE: true
+  DOUBLE: false
   CHANNELS_LAST: false
   NUM_ENVS: 2
   BATCH_SIZE: 16
   LR: 0.001
   MAX_STEPS: 80
   TARGET_SCORE: 900.
-  GAMMA: 0.99
+  GAMMA: 0.97
   MEMORY_SIZE: 1000
   LEARN_STEP: 4
-  TAU: 0.01
-  TOURN_SIZE: 2
-  ELITISM: true
+  TAU: 0.02
+  TOURN_SIZE: 3
+  ELITISM: false
   POP_SIZE: 2
   EVO_STEPS: 40
   EVAL_STEPS: 20
-  EVAL_LOOP: 1
+  EVAL_LOOP: 3
   LEARNING_DELAY: 10
-  EPS_START: 1.0
-  EPS_END: 0.1
+  EPS_START: 0.8
+  EPS_END: 0.05
   EPS_DECAY: 0.9
   WANDB: false
-MUTATION_PARAMS: {NO_MUT: 0.4, ARCH_MUT: 0.2, NEW_LAYER: 0.2, PARAMS_MUT: 0.2, ACT_MUT: 0.0, RL_HP_MUT: 0.2,
-                  MUT_SD: 0.1, RAND_SEED: 42, MIN_LR: 0.0001, MAX_LR: 0.01}
+MUTATION_PARAMS: {NO_MUT: 0.35, ARCH_MUT: 0.25, NEW_LAYER: 0.3, PARAMS_MUT: 0.15, ACT_MUT: 0.05, RL_HP_MUT: 0.2,
+                  MUT_SD: 0.07, RAND_SEED: 42, MIN_LR: 0.0001, MAX_LR: 0.01}
 NET_CONFIG: {latent_dim: 16, encoder_config: {hidden_size: [16]}}
 """
 MANIFEST = """
-algorithm: {name: DQN, batch_size: 16, lr: 1.0e-3, learn_step: 4, gamma: 0.99, tau: 0.01, double: true}
+algorithm: {name: DQN, batch_size: 16, lr: 1.0e-3, learn_step: 4, gamma: 0.97, tau: 0.02, double: false}
 environment: {name: CartPole-v1, num_envs: 2}
 mutation:
-  probabilities: {no_mut: 0.4, arch_mut: 0.2, new_layer: 0.2, params_mut: 0.2, act_mut: 0.0, rl_hp_mut: 0.2}
+  probabilities: {no_mut: 0.35, arch_mut: 0.25, new_layer: 0.3, params_mut: 0.15, act_mut: 0.05, rl_hp_mut: 0.2}
   rl_hp_selection: {lr: {min: 0.0001, max: 0.01}, batch_size: {min: 8, max: 64}}
-  mutation_sd: 0.1
+  mutation_sd: 0.07
   rand_seed: 42
 network: {latent_dim: 16, arch: mlp, encoder_config: {hidden_size: [16]}}
 replay_buffer: {max_size: 1000}
-selection_strategy: {strategy: tournament, tournament_size: 2, elitism: true}
-training: {max_steps: 80, target_score: 900.0, pop_size: 2, evo_steps: 40, eval_steps: 20, eval_loop: 1,
-           learning_delay: 10, eps_start: 1.0, eps_end: 0.1, eps_decay: 0.9}
+selection_strategy: {strategy: tournament, tournament_size: 3, elitism: false}
+training: {max_steps: 80, target_score: 900.0, pop_size: 2, evo_steps: 40, eval_steps: 20, eval_loop: 3,
+           learning_delay: 10, eps_start: 0.8, eps_end: 0.05, eps_decay: 0.9}
 """
 
 
@@ -123,8 +123,39 @@ def test_a_file_trains_as_it_says(text: str, tmp_path: Path) -> None:
     config = params.algo_config
     assert (params.seed, params.env.num_envs, params.train.target, params.train.learning_delay) == (42, 2, 900.0, 10)
     assert params.train.replay.capacity == 1000
-    assert (config.lr, config.batch_size, config.eps_steps) == (1e-3, 16, round(2 * np.log(0.1) / np.log(0.9)))
+    steps = round(2 * np.log(0.05 / 0.8) / np.log(0.9))
+    assert (config.lr, config.batch_size, config.eps_start, config.eps_end, config.eps_steps) == (
+        1e-3, 16, 0.8, 0.05, steps,
+    )  # fmt: skip
+    assert (config.learn_step, config.gamma, config.tau, config.double) == (4, 0.97, 0.02, False)
+    train, evolution = params.train, params.evolution
+    assert (train.max_steps, train.evo_steps, train.eval_steps, train.eval_episodes) == (80, 40, 20, 2 * 3)
+    assert (evolution.tournament.size, evolution.tournament.elitism, params.population.size) == (3, False, 2)
+    weights = {"none": 0.35, "architecture": 0.25, "parameters": 0.15, "activation": 0.05, "rl_hp": 0.2}
+    assert evolution.mutation.probabilities.model_dump() == weights
+    assert (evolution.mutation.new_layer_prob, evolution.mutation.sd) == (0.3, 0.07)
     assert (config.network.latent, config.evolve["lr"].min, config.evolve["lr"].max) == (16, 1e-4, 1e-2)
+
+
+def test_what_a_file_leaves_out_has_its_documented_value() -> None:
+    """And memories are of the kind, the size and the steps that a file asks for."""
+    for hp, kind, size, steps, alpha in (
+        ({}, agilerl.ReplayBuffer, 100_000, 1, None),
+        ({"MEMORY_SIZE": 70, "N_STEP": 1}, agilerl.ReplayBuffer, 70, 1, None),
+        ({"N_STEP": 4}, agilerl.MultiStepReplayBuffer, 100_000, 4, None),
+        ({"PER": True, "N_STEP": 2, "ALPHA": 0.3}, agilerl.PrioritizedReplayBuffer, 100_000, 2, 0.3),
+        ({"PER": True}, agilerl.PrioritizedReplayBuffer, 100_000, 1, 0.6),
+    ):
+        function, given = configs._functions("dqn", hp)
+        memory = given["memory"]
+        assert (function, type(memory)) == (agilerl.train_off_policy, kind)
+        assert (memory.memory_size, memory.steps, memory.alpha) == (size, steps, alpha)
+    for name, wanted, kind in (
+        ("ddpg", agilerl.train_off_policy, agilerl.ReplayBuffer),
+        ("maddpg", agilerl.train_multi_agent_off_policy, agilerl.MultiAgentReplayBuffer),
+    ):
+        function, given = configs._functions(name, {"MEMORY_SIZE": 9})
+        assert (function, type(given["memory"]), given["memory"].memory_size) == (wanted, kind, 9)
 
 
 @pytest.mark.thorough

@@ -440,3 +440,10 @@ def test_a_kernel_fits_if_it_is_no_larger_than_either_side_with_its_padding(
     if found is not None:
         assert found.startswith(f"convolution {at} has a kernel of {convs[at - 1].kernel}, larger than the ")
         assert f"an image of {height} × {width};" in found
+
+
+def test_the_work_of_convolutions_is_what_they_multiply() -> None:
+    """Of 1 × 9 × 9 by 6 kernels of 3 and 4 of 5, which leave 7 × 7 and 3 × 3, twice; of 2 × 5 × 5 by a stride of 2."""
+    convs = (Conv(6, 3, 1), Conv(4, 5, 1))
+    assert Stem((Image(0, 1, 9, 9),) * 2, convs).work() == 2 * (9 * 6 * 49 + 6 * 25 * 4 * 9)
+    assert Stem((Image(0, 2, 5, 5),), (Conv(3, 3, 2),)).work() == 2 * 9 * 3 * 4

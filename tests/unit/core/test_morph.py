@@ -16,8 +16,10 @@ from evopipe.core.layout import Block
 from evopipe.core.morph import Change, _preserves_function
 from evopipe.core.net import Net, forward
 from evopipe.core.padded import Padded
+from evopipe.core.stem import Conv, Stem
 from evopipe.core.structure import Widths
 from evopipe.schema.evolution import ArchitectureBounds
+from evopipe.types import Image
 
 pytestmark = pytest.mark.numerical
 
@@ -285,3 +287,32 @@ def test_new_parameters_noise_is_of_the_mean_strength_by_the_width_that_they_rea
                     wanted = torch.full_like(fresh, c * layer.weight.rows**-0.5)
                     torch.testing.assert_close(fresh, wanted, msg=f"{what} {before} {after}")
             assert bool((~there).any()) or after < before
+
+
+def test_changes_that_are_offered_end_at_their_bounds() -> None:
+    """Of everything that may grow or shrink, at, and next to, its least and its most."""
+    bounds = ArchitectureBounds(
+        min_layers=1, max_layers=2, min_nodes=8, max_nodes=12, min_latent=7, max_latent=9, node_steps=(1, 2, 3),
+        latent_steps=(1, 2), min_channels=4, max_channels=7, channel_steps=(1, 2), min_kernel=3, max_kernel=5,
+    )  # fmt: skip
+    image, convs = Image(0, 1, 9, 9), (Conv(6, 3, 1), Conv(4, 5, 1))
+    arch = Arch((Block(10), Block(8)), 8, (Block(11),), "Tanh", False, Stem((image,), convs))
+    networks = [Widths(81, 3), Widths(10, 1, "head")]
+    found = [(method, what, before, after) for method, what, before, after, _ in arch.options(bounds, networks)]
+    assert found == [
+        ("encoder.remove_layer", "encoder layers", 2, 1),
+        ("head.add_layer", "head layers", 1, 2),
+        ("encoder.add_node", "encoder.0 width", 10, 11), ("encoder.remove_node", "encoder.0 width", 10, 9),
+        ("encoder.add_node", "encoder.0 width", 10, 12), ("encoder.remove_node", "encoder.0 width", 10, 8),
+        ("encoder.add_node", "encoder.1 width", 8, 9), ("encoder.add_node", "encoder.1 width", 8, 10),
+        ("encoder.add_node", "encoder.1 width", 8, 11),
+        ("latent.add_node", "latent width", 8, 9), ("latent.remove_node", "latent width", 8, 7),
+        ("head.add_node", "head.0 width", 11, 12), ("head.remove_node", "head.0 width", 11, 10),
+        ("head.remove_node", "head.0 width", 11, 9), ("head.remove_node", "head.0 width", 11, 8),
+        ("conv.add_channel", "conv.0 channels", 6, 7), ("conv.remove_channel", "conv.0 channels", 6, 5),
+        ("conv.remove_channel", "conv.0 channels", 6, 4), ("conv.change_kernel", "conv.0 kernel", 3, 5),
+        ("conv.add_channel", "conv.1 channels", 4, 5), ("conv.add_channel", "conv.1 channels", 4, 6),
+        ("conv.change_kernel", "conv.1 kernel", 5, 3),
+    ]  # fmt: skip
+    *_, smaller = (new for *_, new in arch.options(bounds, networks))
+    assert smaller.stem.convs == (convs[0], Conv(4, 3, 1, -1))

@@ -342,3 +342,12 @@ def test_a_runs_first_members_begin_as_its_parameters_say() -> None:
     assert outputs("ppo", initialisation={"acting": 0.5, "others": 2.0}) == {"actor": 0.5, "critic": 2.0}
     assert outputs("dqn") == {"q": 0.1}
     assert outputs("dqn", initialisation={"acting": 0.5}) == {"q": 0.5}
+
+
+def test_twins_begin_each_with_weights_of_its_own() -> None:
+    """Drawn by a generator each, one after the other; a target of theirs begins as they do."""
+    arch, twins = Arch((Block(4),), 3, (), "ReLU", False), WIDTHS._replace(copies=2)
+    first, second = arch.initialise(twins, np.random.default_rng(1)).chunk(2)
+    for own, by in zip((first, second), np.random.default_rng(1).spawn(2), strict=True):
+        assert torch.equal(own, arch.initialise(WIDTHS, by))
+    assert not torch.equal(first, second)

@@ -642,3 +642,18 @@ def learned(observations: bool, run: Callable[..., Any], seed: int) -> float:
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_badly_scaled_observations_are_learned_from(seed: int, run: Callable[..., Any]) -> None:
     assert learned(True, run, seed) >= 475
+
+
+def test_an_agent_that_is_gone_is_no_part_of_what_members_have_seen() -> None:
+    """Nor is a row that is not finite, nor a member that is ill."""
+    spaces = Spaces(2, 2)
+    fresh = normalise.start(NormaliseConfig(observations=True), spaces)
+    normaliser = Normaliser.stack([fresh] * 2, torch.device("cpu"))
+    assert normaliser is not None
+    obs = torch.tensor([[1.0, 2.0], [3.0, 6.0], [50.0, 50.0], [torch.inf, 0.0]]).expand(2, 4, 2)
+    there = torch.tensor([True, True, False, True]).expand(2, 4)
+    normaliser.update(obs, torch.tensor([True, False]), there)
+    assert normaliser.observations is not None
+    assert normaliser.observations.count.tolist() == [2.0, 0.0]
+    assert normaliser.observations.mean.tolist() == [[2.0, 4.0], [0.0, 0.0]]
+    assert normaliser.observations.square.tolist() == [[2.0, 8.0], [0.0, 0.0]]

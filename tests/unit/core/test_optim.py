@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 import torch
 
@@ -271,3 +273,36 @@ def test_adam_of_one_number_a_member() -> None:
                 assert torch.equal(state[row], before[1][row])
     torch.testing.assert_close(value, torch.stack([twin.detach() for twin in twins]), rtol=1e-5, atol=0)
     assert state[:, 2].tolist() == [4.0] * 3
+
+
+def test_who_watches_is_told_of_norms_and_of_what_is_over_its_limit() -> None:
+    """Of two networks that are clipped together: 3 and 4 are 5, 0.6 and 0.8 are 1; of one alone, each of its rows."""
+    first, second = torch.tensor([[3.0, 0.0], [0.6, 0.0]]), torch.tensor([[0.0, 4.0], [0.0, 0.8]])
+    with optim.watched() as seen:
+        norms = optim.clip_together([first, second], torch.tensor([3.0, 3.5]))
+    ((told, over),) = seen
+    assert torch.allclose(norms, torch.tensor([5.0, 1.0]))
+    assert torch.allclose(told, torch.tensor([5.0, 1.0], dtype=torch.float64))
+    assert over.tolist() == [True, False]
+    assert torch.allclose(first, torch.tensor([[1.8, 0.0], [0.6, 0.0]]))
+    assert torch.allclose(second, torch.tensor([[0.0, 2.4], [0.0, 0.8]]))
+    with optim.watched() as seen:
+        optim._watch([torch.tensor([[3.0], [4.0], [1.0], [0.0]])], torch.tensor([3.5, 1.5]))  # twins of two members
+    assert [x.tolist() for x in seen[0]] == [[5.0, 1.0], [True, False]]
+    optim._watch([first], torch.tensor([1.0, 1.0]))
+    assert len(seen) == 1
+
+
+def test_a_temperature_goes_by_how_far_the_mean_entropy_is_from_its_aim() -> None:
+    """(1 - 0.5) / 4 + (2 - 0.5) · 3 / 4 is 1.25, of which Adam's mean takes a tenth at first; another rests."""
+
+    class Learns(NamedTuple):
+        log_alpha: torch.Tensor
+        log_alpha_adam: torch.Tensor
+
+    state = Learns(torch.zeros(2), torch.zeros(2, 3))
+    weight, entropy = torch.tensor([[0.25, 0.75]] * 2), torch.tensor([[1.0, 2.0]] * 2)
+    optim.learn_temperature(state, torch.tensor([0.01, 0.01]), weight, entropy, 0.5, torch.tensor([True, False]))
+    assert torch.allclose(state.log_alpha_adam[0], torch.tensor([0.125, 0.0015625, 1.0]), rtol=1e-3)
+    assert torch.allclose(state.log_alpha, torch.tensor([-0.01, 0.0]))
+    assert state.log_alpha_adam[1].tolist() == [0.0, 0.0, 0.0]

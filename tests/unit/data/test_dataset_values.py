@@ -21,8 +21,9 @@ from evopipe.data.collect import collect, totals
 from evopipe.data.d4rl import read_d4rl
 from evopipe.data.episodes import RecordedEpisode
 from evopipe.data.minari import read_minari, read_own, write_minari
-from evopipe.data.transitions import pack, read_transitions, statistics, write_transitions
+from evopipe.data.transitions import Transitions, pack, read_transitions, statistics, write_transitions
 from evopipe.envs.pool import EnvPool
+from evopipe.errors import DataError
 from evopipe.layout import DATASET, TRANSITIONS
 from evopipe.policies import policy
 from evopipe.problems.specs import make_spec
@@ -265,6 +266,26 @@ def test_medium_is_the_poor_rule_with_three_tenths_of_chance() -> None:
     obs, action = (np.concatenate([getattr(each, name)[: len(each)] for each in found]) for name in ("obs", "action"))
     rule = (obs @ np.array([-0.4, -0.4, 1.0, 0.5]) > 0.0).astype(int)
     assert (rule == action).mean() == pytest.approx(0.85, abs=0.04)
+
+
+@pytest.mark.parametrize(("most", "fits"), [(0, True), (1, True), (2, False)])
+def test_a_run_begins_with_as_many_rows_as_it_asks_for_if_it_has_their_actions(
+    most: int, fits: bool, tmp_path: Path
+) -> None:
+    """CartPole has two: not every one need be in a dataset, and a third is none."""
+    flags, obs = np.zeros(5, bool), np.arange(20, dtype=np.float32).reshape(5, 4)
+    action = np.array([0, most, 0, 0, most])
+    told = Transitions(obs, action, np.ones(5, np.float32), flags, flags, obs + 1, np.zeros(5, np.int64))
+    (tmp_path / TRANSITIONS).parent.mkdir(parents=True)
+    write_transitions(tmp_path / TRANSITIONS, told, {})
+    spec = make_spec(parse_params({"env": {"id": "CartPole-v1"}, "train": {"algo": "dqn", "warm_start": 3}}))
+    if fits:
+        found = read_warm(spec, tmp_path)
+        assert found is not None
+        assert (found.action.tolist(), found.obs.tolist()) == (action[:3].tolist(), obs[:3].tolist())
+    else:
+        with pytest.raises(DataError, match="3 discrete actions, CartPole-v1 has 4 and 2 discrete ones"):
+            read_warm(spec, tmp_path)
 
 
 def test_stages_hand_on_every_row_and_a_run_begins_with_the_first(tmp_path: Path) -> None:

@@ -78,6 +78,58 @@ def test_a_loss_weighs_more_and_a_win_does_not() -> None:
     assert won.step(0)[1:3] == (1.0, True)
 
 
+class Paid:
+    """Three seats in turn; every move pays seat s its number plus 1, and what a seat sees is its own."""
+
+    seats, observations, actions, cut = 3, 2, 2, False
+
+    def __init__(self) -> None:
+        self.reset(0)
+
+    def reset(self, seed: int) -> None:
+        self.moves: list[int] = []
+
+    @property
+    def turn(self) -> int | None:
+        return len(self.moves) % 3 if len(self.moves) < 9 else None
+
+    @property
+    def returns(self) -> list[float]:
+        return [float(len(self.moves) * (seat + 1)) for seat in range(3)]
+
+    def look(self, seat: int) -> np.ndarray:
+        return np.array([seat, len(self.moves)], np.float32)
+
+    def legal(self, seat: int) -> list[int]:
+        return [0, 1]
+
+    def play(self, action: int) -> None:
+        self.moves.append(action)
+
+    def shown(self) -> str:
+        return str(self.moves)
+
+    def close(self) -> None:
+        pass
+
+
+def test_each_seat_is_played_by_its_own_player_who_sees_its_own_side() -> None:
+    """A reward is what the seat gained since it acted last: not what it had before, nor what others gained."""
+    env, asked = GameEnv(Paid(), seat=1), list[Any]()
+
+    def player(of: int) -> Callable[..., int]:
+        return lambda obs, legal, draw: (asked.append((of, obs.tolist())), of // 2)[1]
+
+    obs, _ = env.reset(seed=0)
+    assert obs.tolist() == [1, 1], "seat 0 has moved"
+    env.players = [player(0), player(1), player(2)]
+    first, second, last = (env.step(0) for _ in range(3))
+    assert [step[1] for step in (first, second, last)] == [6.0, 6.0, 4.0]
+    assert [step[2] for step in (first, second, last)] == [False, False, True]
+    assert asked == [(2, [2, 2]), (0, [0, 3]), (2, [2, 5]), (0, [0, 6]), (2, [2, 8])]
+    assert env.game.moves[1:] == [0, 1, 0, 0, 1, 0, 0, 1]
+
+
 def test_an_episode_follows_from_its_seed_and_a_seat_is_drawn() -> None:
     def first(mask: np.ndarray) -> int:
         return int(mask.argmax())
@@ -120,6 +172,7 @@ def test_an_elite_by_its_folder_acts_greedily_and_is_an_input_of_the_run(tmp_pat
     env = nim(7, seat=0, opponent=str(tmp_path))
     env.reset(seed=0)
     assert env.step(0)[0].argmax() == 4  # one, then two
+    assert env.step(2)[1:3] == (-1.0, True)  # three, and of the last one it may not take two
     kwargs = {"opponent": str(tmp_path)}
     assert tmp_path / "policy.npz" in source_of(EnvConfig(id="games_for_tests:Nim-v0", kwargs=kwargs))
 

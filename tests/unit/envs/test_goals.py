@@ -59,6 +59,10 @@ def test_goals_are_given_as_the_space_has_them() -> None:
         ({"bad": "space"}, ParamsError, "another shape than it desires"),
         ({"bad": "image"}, ParamsError, "one array each, and no image"),
         ({"bad": "unlike"}, ParamsError, r"gives -1.0 by compute_reward.* and -0.5 by step\(\)"),
+        ({"bad": "once"}, ParamsError, r"at step 5 of random play, and -?\d\.5 by step\(\)"),
+        ({"bad": "words"}, EnvironmentFailed, r"returned <U4\[32\] for 32 pairs of goals, expected 32 numbers"),
+        ({"bad": "several"}, EnvironmentFailed, r"compute_terminated.*returned bool\[1\], expected a bool"),
+        ({"bad": "number"}, EnvironmentFailed, r"compute_terminated.*returned float64\[\], expected a bool"),
         ({"bad": "shape"}, EnvironmentFailed, r"float64\[\] for 32 pairs of goals, expected 32 numbers"),
         ({"bad": "info"}, EnvironmentFailed, r"compute_reward\(achieved_goal, desired_goal, \{\}\) raised KeyError"),
         ({"bad": "ends"}, EnvironmentFailed, r"compute_terminated.*returned int64\[2\], expected a bool"),
@@ -67,6 +71,13 @@ def test_goals_are_given_as_the_space_has_them() -> None:
 def test_what_cannot_be_relabelled_is_refused_in_a_sentence(kwargs: Any, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says), goals("goal_envs:Reach-v0", **kwargs):
         pass
+
+
+def test_what_was_achieved_comes_first_and_what_is_desired_second() -> None:
+    """Of rewards that are the difference of both: in a step's own, which are compared, and in those asked for."""
+    with goals("goal_envs:Reach-v0", bad="onesided") as found:
+        here, there = np.array([[1.5, 0.0]], np.float32), np.array([[0.25, 9.0]], np.float32)
+        assert found.outcome(here, there)[0].tolist() == [1.25]
 
 
 def test_environments_without_goals_and_wrappers_that_change_rewards_are_refused() -> None:

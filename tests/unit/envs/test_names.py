@@ -9,6 +9,7 @@ import gymnasium
 import pytest
 
 from evopipe.envs.make import make_env
+from evopipe.envs.names import extra_of
 from evopipe.errors import ParamsError
 from evopipe.schema.env import EnvConfig
 
@@ -22,6 +23,7 @@ def refused(env_id: str) -> str:
 def test_an_id_without_its_module_is_answered_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in gymnasium.registry if name.startswith(("MiniGrid", "BabyAI"))]:  # by another test
         monkeypatch.delitem(gymnasium.registry, name)
+    assert refused("minatar:MinAtar/Asterix-v1") == ", did you mean 'MinAtar/Asterix-v1'?"
     assert refused("MiniGrid-DoorKey-5x5-v0") == ", did you mean 'minigrid:MiniGrid-DoorKey-5x5-v0'?"
     assert refused("BabyAI-GoToObj-v0") == ", did you mean 'minigrid:BabyAI-GoToObj-v0'?"
 
@@ -53,3 +55,14 @@ def test_an_id_that_an_entry_point_registers_needs_no_module(tmp_path: Path, mon
     assert env.spec.max_episode_steps == 9
     env.close()
     gymnasium.registry.pop("Mine/Pole-v0")
+
+
+@pytest.mark.thorough
+def test_a_game_of_atari_is_played_from_its_memory() -> None:
+    """Its package brings the ROM, so that nothing is fetched."""
+    pytest.importorskip("ale_py", reason="an extra of its own: pip install 'evopipe[atari]'")
+    env = make_env(EnvConfig(id="ale_py:ALE/Pong-v5", kwargs={"obs_type": "ram"}))
+    obs, _ = env.reset(seed=1)
+    assert (obs.shape, extra_of("ale_py:ALE/Pong-v5")) == ((128,), "atari")
+    assert (env.step(0)[0] != obs).any()
+    env.close()

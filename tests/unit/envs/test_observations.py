@@ -157,7 +157,12 @@ def test_a_batch_is_its_rows_and_the_description_survives_json(space: spaces.Spa
     ("space", "says"),
     [
         (spaces.Text(5), "is not served: Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of them are"),
-        (spaces.Dict({"a": spaces.Box(0, 1, (2,)), "b": spaces.Sequence(spaces.Discrete(2))}), "is not served"),
+        (
+            spaces.Dict(
+                {"a": spaces.Box(0, 1, (2,)), "b": spaces.Sequence(spaces.Discrete(2)), "c": spaces.Discrete(2)}
+            ),
+            "; to train without 'b', set env.wrappers: [{name: FilterObservation, kwargs: {filter_keys: [a, c]}}]",
+        ),
         (spaces.Graph(spaces.Box(0, 1, (2,)), None), "is not served"),
         (spaces.Discrete(LONGEST + 1), f"{LONGEST + 1} numbers as a row"),
         (spaces.Box(0, 1, (0,)), "0 numbers as a row"),

@@ -131,6 +131,16 @@ def test_an_evaluation_without_an_end_ends_and_says_how_many_were_cut() -> None:
     assert (shorter.lengths.max(), shorter.cut) == (7, 0), "by train.eval_steps"
 
 
+@pytest.mark.thorough
+def test_by_default_an_evaluation_without_an_end_is_cut_after_ten_thousand_steps() -> None:
+    """CliffWalking as Gymnasium registers it, in whose first evaluation nobody leaves the edge."""
+    p = populations.problem("CliffWalking-v1", train={"eval_steps": None})
+    members = first_members(p, 2)[0]
+    with contextlib.closing(EnvPool(p.env, 2)) as pool:
+        played = evaluate(p, p.form(members), pool, p.seeds(Purpose.EVALUATE, 1))
+    assert (played.lengths.tolist(), played.cut) == ([[10_000]] * 2, 2)
+
+
 class Heard:
     """A sink that remembers."""
 

@@ -57,6 +57,13 @@ def test_a_tiny_base_of_the_default_size_has_some_hundred_thousand_weights() -> 
     assert 1e5 < sum(parameter.numel() for parameter in base.model.parameters()) < 2e5
 
 
+def test_names_of_special_tokens_act_if_the_settings_say_so() -> None:
+    plain, acting = load_base(words.config(), 1), load_base(words.config(special_tokens=True), 1)
+    end = plain.tokenizer.eos_token
+    assert plain.encoder.continuation(plain.data(end)) != [plain.tokenizer.eos_token_id]
+    assert acting.encoder.continuation(acting.data(end)) == [plain.tokenizer.eos_token_id]
+
+
 @pytest.mark.parametrize("text", ["12=ab", "", "0" * 50])
 def test_characters_come_back_from_their_tokens(text: str) -> None:
     base = words.base()

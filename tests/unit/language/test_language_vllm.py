@@ -81,6 +81,7 @@ def test_one_call_asks_for_all_members_each_with_its_own_adapter(installed: None
     assert [(each.n, each.max_tokens, each.temperature, each.top_k) for each in params] == [
         (2, 4, 1.0, 0), (2, 4, 1.0, 0), (2, 4, 0.5, 3), (2, 4, 0.5, 3),
     ]  # fmt: skip
+    assert [each.top_p for each in params] == pytest.approx([1.0, 1.0, 0.9, 0.9])
     assert [each.number for each in requests] == [1, 1, 2, 2]
     assert len({each.seed for each in params}) == 4
     assert told.ids.tolist() == [

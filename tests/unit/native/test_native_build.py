@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -211,6 +212,22 @@ def test_nothing_else_stays_in_the_cache(cache: Path, compiler: Path) -> None:
     (cache / "of-someone").write_text("x")
     started()
     assert sorted(path.suffix for path in cache.iterdir()) == ["", ".sha256", ".so"]
+
+
+@pytest.mark.thorough
+def test_processes_that_begin_at_once_keep_one_library(cache: Path, compiler: Path) -> None:
+    """And one that was killed while it compiled hinders nobody."""
+    code = "from evopipe.native import build; build.load(); print('loaded')"
+    slow = Path(os.environ["CC"])
+    slow.write_text(slow.read_text().replace("exec cp", "sleep 2; exec cp"))
+    begun = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    until = time.monotonic() + 60
+    while not times(compiler) and time.monotonic() < until:
+        time.sleep(0.05)
+    begun[0].kill()
+    assert [process.communicate(timeout=120)[0] for process in begun][1:] == ["loaded\n"] * 2
+    assert compute(started())
+    assert len([*cache.glob("*.so")]) == 1
 
 
 BROKEN = {

@@ -287,6 +287,21 @@ def test_an_action_value_that_is_no_number_is_the_best_one() -> None:
         assert given.update(cohort, batch, 0, 0).healthy.tolist() == [True, False, True]
 
 
+def test_of_equal_action_values_the_first_ones_is_what_follows() -> None:
+    """All that the network says is 0, and its target's values are 1, 2 and 3: those are of the first action."""
+    spaces = Spaces(O, 3)
+    given, batch = Crewed("dqn", spaces, double=True), batch_of(spaces)
+    for chosen in (build.load(), None):
+        build.use(chosen)
+        cohort = given.cohort()
+        cohort.state.q.values.zero_()
+        cohort.state.target.values.zero_()
+        cohort.state.target.views[-1].bias[..., :3] = torch.tensor([1.0, 2.0, 3.0])
+        errors = given.update(cohort, batch, 0, 0).errors
+        counts = batch.weight > 0
+        torch.testing.assert_close(errors[counts], -(batch.reward + batch.discount)[counts])
+
+
 def test_equal_twins_share_the_gradient() -> None:
     """Where both say the same, half goes through each, as torch has it."""
     spaces, found = Spaces(O, 2, continuous=True), []

@@ -21,7 +21,7 @@ from evopipe.ops import signals
 from evopipe.problems.env import begin
 from evopipe.regimes.learn import discount_rate
 from evopipe.regimes.probe import Probe, probe
-from evopipe.regimes.rollouts import probe_rollout
+from evopipe.regimes.rollouts import learn_from_rollout, probe_rollout
 from evopipe.rng import Purpose, Stream
 from evopipe.run.clock import Clock
 from evopipe.run.diagnostics import rounded
@@ -215,6 +215,24 @@ def test_a_rollout_is_probed_with_the_clip_of_its_tick() -> None:
     for name, (mean, _) in told[0].items():
         assert told[1][name][0] == pytest.approx(mean, rel=1e-4, abs=1e-7, nan_ok=True), name
     assert 0.2 < told[0]["losses/clipfrac"][0] < 0.8
+
+
+def test_a_rollout_teaches_with_the_rates_of_its_members_steps() -> None:
+    """Half of their way down to a tenth, after 3 ticks of 4 environments, which are 12 of 24 steps."""
+    ends = {"lr_end": 0.1, "clip_end": 0.1, "decay_steps": 24}
+    learned = []
+    for config, share in ((ends, 1.0), ({}, 0.55)):
+        p = populations.problem(algo="ppo", config={**config, "epochs": 3})
+        members = first_members(p, 1)[0]
+        hyper = {name: value * (share if name in ("lr", "clip") else 1) for name, value in members[0].hyper.items()}
+        (cohort,) = p.form([replace(members[0], hyper=hyper)])
+        rollout, at = rollout_for(p, cohort), p.observations + 1
+        rollout.rows[..., at] += 0.1 * torch.randn(1, 16, 4, generator=torch.Generator().manual_seed(1))
+        before = cohort.state.actor.values.clone()
+        learn_from_rollout(p, cohort, rollout, 16, 3)
+        learned.append(cohort.state.actor.values)
+    torch.testing.assert_close(learned[0], learned[1], rtol=1e-5, atol=1e-7)
+    assert not torch.equal(learned[0], before)
 
 
 def test_the_return_of_a_broken_episode_is_gone(run: Callable[..., Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -30,6 +30,11 @@ def texts() -> tuple[Text, Text]:
         keep=torch.tensor([[True, False]]),
     )  # fmt: skip
     return text, replace(text, log_prob=log_prob / 2)
+
+
+def values(text: Text) -> list[Any]:
+    """All that a text holds, in order."""
+    return [getattr(text, each.name) for each in fields(text)]
 
 
 def told(slot: int = 3, most: float | None = 1.0) -> list[dict[str, Any]]:
@@ -59,6 +64,29 @@ def test_a_row_is_told_in_pieces_and_each_written_token_with_its_numbers() -> No
     )  # fmt: skip
     assert other["trajectories"][0]["rows"] == []
     assert not any(each["is_correct"] for each in told(most=None))
+
+
+def test_each_member_is_told_with_its_own_numbers() -> None:
+    """A second member, of which the other row counts and is right, and whose tokens have other chances."""
+    (text, now), told = texts(), []
+    assert text.keep is not None
+    assert text.reward is not None
+    for each in (text, now):
+        assert each.log_prob is not None
+        other = replace(each, log_prob=each.log_prob / 8 - 1e-5, keep=~text.keep, reward=text.reward.flip(1))
+        told.append(
+            Text(*(None if a is None else torch.cat((a, b)) for a, b in zip(values(each), values(other), strict=True)))
+        )
+    tasks, ended = [[{"prompt": "1"}, {"prompt": "12"}], [2, 3]], torch.tensor([[True, False], [False, True]])
+    found = episodes_of(words.base(), [3, 1], *told, tasks, ["0:0", "1:0"], ended, 1.0)
+    assert [(e["slot"], e["task"], e["counts"], e["is_correct"], e["termination_reason"]) for e in found[2:]] == [
+        (1, 2, False, False, "max_response_length_exceeded"), (1, 3, True, True, "ended"),
+    ]  # fmt: skip
+    assert [e["trajectories"][0]["reward"] for e in found] == [1.0, 0.25, 0.25, 1.0]
+    written = [piece for piece in found[2]["trajectories"][0]["rows"][0] if piece["written"]]
+    assert [(p["log_prob"], p["new_log_prob"]) for p in written] == [
+        ([-0.12501], [-0.06251]), ([-0.25001], [-0.12501]),
+    ]  # fmt: skip
 
 
 def test_the_latest_three_generations_are_kept_and_go_through_a_checkpoint() -> None:

@@ -3,6 +3,8 @@ are saved."""
 
 from __future__ import annotations
 
+import csv
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,9 +15,11 @@ import pytest
 import torch
 
 import populations
+from evopipe import layout
 from evopipe.errors import DataError, MissingInputError
 from evopipe.run import drive
 from evopipe.run.act import EVERYONE, by_row, gather, places_of
+from evopipe.run.outs import write_results
 from evopipe.run.population import about_spec, read_start
 from evopipe.run.session import Home
 from evopipe.run.spec import first_members
@@ -79,3 +83,39 @@ def test_what_is_left_is_told_by_the_share_that_this_process_has_done(monkeypatc
     now[0] += 0.01
     assert watch.due()
     assert watch.lap() == pytest.approx(0.25)
+
+
+def test_what_is_written_of_a_run_is_what_it_was(tmp_path: Path) -> None:
+    """Two generations of 4 ticks of 2 environments: their curve, their signals by member, and the run in all."""
+    train = {"max_steps": 16, "evo_steps": 8, "learning_delay": 4, "eval_steps": 5, "target": 1e9}
+    run = populations.started(populations.problem(num_envs=2, train=train), 3)
+    populations.finish(run)
+    champion, clock = run.champion, run.clock
+    write_results(run, champion, {"algo": "dqn"}, tmp_path)
+    run.close()
+    assert (clock.env_steps, clock.generation) == (48, 2)
+    elite = {"id": champion.member.id, "generation": champion.generation, "score": champion.score,
+             "standard_error": champion.error, "confirmed": champion.confirmed}  # fmt: skip
+    last = run.lineage[-1].members
+    assert json.loads((tmp_path / layout.TRAIN).read_text()) == {
+        "reason": "max_steps", "generations": 2, "broken_transitions": 0, "elite": elite, "target": 1e9,
+        "steps": {"each_member": 16, "training": 48, "evaluation": clock.eval_steps, "all": 48 + clock.eval_steps},
+        "best_fitness": max(each.fitness for each in last), "warm_start": 0,
+        "mean_fitness": pytest.approx(sum(each.fitness for each in last) / 3),
+    }  # fmt: skip
+    with (tmp_path / layout.FITNESS).open() as stream:
+        curve = list(csv.DictReader(stream))
+    assert [[int(row[name]) for name in ("generation", "step", "env_steps")] for row in curve] == [
+        [1, 8, 24],
+        [2, 16, 48],
+    ]
+    assert int(curve[-1]["eval_steps"]) == clock.eval_steps > int(curve[0]["eval_steps"]) > 0
+    assert float(curve[-1]["elite"]) == champion.score
+    with (tmp_path / layout.SIGNALS).open() as stream:
+        head, *rows = list(csv.reader(stream))
+    for row, kept in zip(rows, run.signals, strict=True):
+        told = dict(zip(head, row, strict=True))
+        assert [told["generation"], told["slot"]] == [str(each) for each in kept[:2]]
+        for i, name in enumerate(run.signal_names):
+            some = [*kept[2:], *[""] * len(head)][2 * i : 2 * i + 2]
+            assert [told[name], told[f"{name}.last"]] == [str(each) for each in some], name

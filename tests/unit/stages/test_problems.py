@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from evopipe.params.load import Params, parse_params
-from evopipe.problems.env import _undivided, neighbours_of
+from evopipe.problems.env import _undivided, _workers, neighbours_of
 from evopipe.problems.env_check import _masks
 from evopipe.problems.told import names_of
 from evopipe.run.problem import RANKS
@@ -66,3 +66,11 @@ def test_a_mask_is_one_of_the_environment_or_of_any_agent() -> None:
 def test_the_elite_is_the_last_of_those_that_are_scored() -> None:
     assert names_of(3) == ["member_0", "member_1", "elite"]
     assert names_of(1) == ["elite"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "steps", "alone", "found"),
+    [("auto", 10_000, False, 0), ("auto", 10_001, False, "auto"), ("auto", 10_001, True, 0), (3, 10_000, False, 3)],
+)
+def test_a_run_of_seconds_starts_no_worker_processes(asked: Any, steps: int, alone: bool, found: Any) -> None:
+    assert _workers(asked, steps, alone) == found

@@ -23,7 +23,7 @@ from evopipe.schema.tracking import TrackingConfig
 from evopipe.searchers.history import Best, Record, Scored
 from evopipe.track.backends.mlflow import _database, _Mlflow, _tracking_uri
 from evopipe.track.console import RunView, _columns, _spark
-from evopipe.track.events import End, Event, Generation, MemberRow, Message, Progress, Start
+from evopipe.track.events import End, Event, Generation, MemberRow, Message, Met, Progress, Start
 from evopipe.track.locks import Locked
 from evopipe.track.outbox import _keep
 from evopipe.track.record import FILES, Kept, New, TrackedRun, TrainingRecord, md5_of
@@ -90,6 +90,23 @@ def test_of_a_generation_in_which_some_waited_the_living_are_counted_and_their_o
     late = event(scored(1, 5, 1.0, steps=70), scored(2, 6, 2.0, steps=90), losses=[0.1, 0.2, 0.3])
     assert [row.loss for row in late.members] == [0.2, 0.3], "of its own slot, whoever waits in another"
     assert "time/generation_seconds" not in replace(told, seconds=0.0).metrics(), "none was measured"
+
+
+def test_training_signals_are_of_the_members_own_slot_and_self_plays_of_the_healthy() -> None:
+    """Slot 0 waits, slot 2 diverged, and slot 3 was told nothing."""
+    signals = {slot: {"charts/episodic_return": (10.0 * slot, 0.0)} for slot in range(3)}
+    births = dict.fromkeys(range(5), NONE)
+    members = [scored(1, 5, 1.0), scored(2, 6, None), scored(3, 7, 2.0), scored(4, 8, 3.0)]
+    signals[4] = {"charts/episodic_return": (40.0, 0.0)}
+    told = Generation.of(Record(3, 300, members, CHAMPION), births, [], 2.5, (900, 60), signals=signals)
+    assert [row.signals for row in told.members] == [signals[1], signals[2], {}, signals[4]]
+    assert not any(name.startswith("self_play") for name in told.metrics())
+    met = Met(7, 1, "a"), Met(8, 2, "b")
+    found = replace(told, opponents=met).metrics()
+    own = {name: value for name, value in found.items() if name.startswith("self_play")}
+    assert own == {"self_play/opponents": 2, "self_play/newest_generation": 2, "self_play/training_return": 25.0}
+    none = {name for name in replace(told, opponents=()).metrics() if name.startswith("self_play")}
+    assert none == {"self_play/opponents", "self_play/training_return"}
 
 
 # --- the terminal -----------------------------------------------------------------------------------------------------
@@ -168,6 +185,34 @@ def test_where_there_is_no_room_the_slot_stands_alone_with_the_fitness() -> None
     rows = [{"slot": Text("3"), "fitness": Text("-1234.5"), **empty, "id": Text("7")}]
     for width, titles in ((1, ["slot"]), (7, ["slot"]), (13, ["slot", "fitness"]), (17, ["slot", "fitness", "id"])):
         assert [str(column.header) for column in _columns(rows, width).columns] == titles, width
+
+
+def test_members_are_ranked_healthy_first_and_their_trend_is_of_the_last_generations() -> None:
+    """The elite first, and one that diverged last, whatever fitness it had."""
+    ill = replace(row(2, 2, None, 99.0, "none", ""), healthy=False)
+    members = (
+        row(0, 0, None, 10.0, "none", ""),
+        row(1, 1, None, 30.0, "none", ""),
+        ill,
+        row(3, 3, None, 20.0, "none", ""),
+    )
+    seen = set()
+    for height in range(6, 16):
+        lines = [
+            line.replace("★", "").split()
+            for line in frame(170, height, START, replace(FIRST, members=members, elite_id=3))
+        ]
+        shown = {words[0] for words in lines if len(words) > 5 and words[0] in "0123"}
+        assert shown == {*["3", "1", "0", "2"][: len(shown)]}
+        seen.add(len(shown))
+    assert seen >= {1, 2, 4}
+    view = RunView()
+    for number in range(30):
+        view.apply(replace(FIRST, generation=number, members=(row(0, 0, None, float(number), "none", ""),)))
+    (kept,) = view._lineage.values()
+    assert kept[-1] == 29.0
+    assert list(kept) == [float(number) for number in range(30)][-len(kept) :]
+    assert 1 < len(kept) < 30
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,7 @@ class ToolsEnvironment(BaseEnv):
     def _told(self, call: Mapping[str, Any]) -> Message:
         try:
             found = self.call(call["name"], call["arguments"])
+            found = found.decode(errors="replace") if isinstance(found, bytes) else found
             text = found if isinstance(found, str) else json.dumps(found, default=str, ensure_ascii=False)
         except EpisodeLost:
             raise
@@ -174,6 +175,12 @@ def _schemas(cls: type[Any]) -> str:
     for name, method in inspect.getmembers(cls, inspect.isfunction):
         if name.startswith("_") or name in _NO_TOOLS:
             continue
+        kinds = {each.kind for each in inspect.signature(method).parameters.values()}
+        if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
+            raise ParamsError(
+                f"{cls.__name__}.{name}: no tool can be made of it (*args and **kwargs say no names): take a list "
+                "or named arguments, or begin its name with '_'"
+            )
         try:
             made = get_json_schema(method)
         except Exception as error:
@@ -191,7 +198,7 @@ def schemas(cls: type[Any]) -> list[dict[str, Any]]:
     `get_reward` and `close`.
 
     Raises:
-        ParamsError: a method has no docstring, or an argument no type.
+        ParamsError: a method has no docstring, an argument no type, or `*args`.
     """
     found: list[dict[str, Any]] = json.loads(_schemas(cast("Hashable", cls)))
     return found

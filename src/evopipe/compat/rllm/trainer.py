@@ -36,6 +36,7 @@ from evopipe.compat.rllm.arguments import (
 from evopipe.compat.rllm.config import read, resolve
 from evopipe.core.member import Member
 from evopipe.errors import DataError, ParamsError, need_package
+from evopipe.imports import frozen
 from evopipe.language.data import same
 from evopipe.language.policy import LanguagePolicy
 from evopipe.machine import configure
@@ -418,7 +419,7 @@ class AgentTrainer:
         state = state_folder("agents", self._key(), folder)
         home = Home(folder, state, params.runtime.checkpoint_seconds, (state.with_suffix(".lock"),))
         tracked = Tracked(params.tracking, params.model_dump(mode="json"))
-        with Session.opened(problem, members, births, tracked, home, quiet) as session:
+        with frozen(), Session.opened(problem, members, births, tracked, home, quiet) as session:
             regime = cast("Rounds", session.run.regime)
             regime.stopped = lambda: session.stop.signum is not None
             for note in self.resolved.notes:
