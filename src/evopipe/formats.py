@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 
@@ -64,6 +65,25 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(entry, f"{name}.{key}" if name else str(key))
     else:
         yield name, value
+
+
+def tails(keys: Iterable[str], least: Callable[[str], int] = lambda _: 1) -> dict[str, str]:
+    """Return short names of dotted keys, by key: the last words of each, as many as tell the keys apart.
+
+    `least` returns the least number of words of a key's name.
+    """
+    keys = list(keys)
+
+    def tail(key: str, words: int) -> str:
+        return ".".join(key.split(".")[-words:])
+
+    def name(key: str) -> str:
+        apart = (
+            n for n in count(least(key)) if tail(key, n) == key or sum(tail(k, n) == tail(key, n) for k in keys) == 1
+        )
+        return tail(key, next(apart))
+
+    return {key: name(key) for key in keys}
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:

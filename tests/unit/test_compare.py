@@ -20,6 +20,7 @@ import pytest
 import reports
 from evopipe.compare import compare
 from evopipe.compare import table as lines_of
+from evopipe.compare.labels import labels
 from evopipe.compare.pictures import draw, draw_curves, draw_parallel, family, scaled, together
 from evopipe.errors import MissingInputError
 from evopipe.report.family import Family
@@ -62,11 +63,12 @@ def test_runs_of_one_configuration_are_its_seeds(tmp_path: Path) -> None:
     for seed in (3, 4):
         write_run(tmp_path / f"b{seed}", seed, 20.0, lr=0.2)
     answer = call(tmp_path, "compare", "a0", "b3", "a1", "a2", "a3", "b4", "a2")
-    header, best, other = table(answer)
+    header, best, other, _, said = table(answer)
     assert header == ["configuration", "over", "mean", "95 % interval", "IQM"]
-    assert best == ["algos.a.lr=0.2", "2 seeds", "20.0", "[20.0, 20.0]", "20.0"]
+    assert said == ["in short: lr is algos.a.lr"]
+    assert best == ["lr=0.2", "2 seeds", "20.0", "[20.0, 20.0]", "20.0"]
     # 0, 2, 4, 10: the mean is 4, that of the middle half 3; a resample is 0 four times out of 256, 2.5 % are 6.4.
-    assert other[:3] + other[4:] == ["algos.a.lr=0.1", "4 seeds", "4.0", "3.0"]
+    assert other[:3] + other[4:] == ["lr=0.1", "4 seeds", "4.0", "3.0"]
     low, high = json.loads(other[3])
     assert 0.0 < low < 2.0
     assert 6.0 < high < 10.0
@@ -167,8 +169,8 @@ def test_the_picture(tmp_path: Path) -> None:
         answer = call(tmp_path, "compare", "a", "b", "--picture", name)
         assert answer.out.endswith(f"written: {name}\n"), answer
     drawn = (tmp_path / "one.svg").read_text()
-    assert drawn.index("algos.a.lr=0.5") > 0
-    assert drawn.index("algos.a.lr=0.25") > 0
+    assert drawn.index("lr=0.5") > 0
+    assert drawn.index("lr=0.25") > 0
     assert drawn == (tmp_path / "two.svg").read_text()
     assert (tmp_path / "three.png").read_bytes().startswith(b"\x89PNG")
     assert call(tmp_path, "compare", "a", "--picture", "x.doc").code == 64
@@ -198,7 +200,7 @@ def interval(values: list[float]) -> tuple[float, float]:
 def test_the_table_is_computed_from_the_seeds_means(names: list[str]) -> None:
     rows, notes = compare(names)
     assert notes == []
-    assert [row.label for row in rows] == [f"algos.a.lr={lr}" for lr in (0.2, 0.3, 0.1)], "the best mean first"
+    assert [row.label for row in rows] == [f"lr={lr}" for lr in (0.2, 0.3, 0.1)], "the best mean first"
     assert [row.over for row in rows] == ["3 seeds", "7 episodes of seed 7", "5 seeds"]
     assert [sorted(row.means) for row in rows] == [sorted(each.values()) for each in (B, C, A)]
     assert [row.mean for row in rows] == pytest.approx([fmean(each.values()) for each in (B, C, A)])
@@ -214,7 +216,8 @@ def test_the_table_is_computed_from_the_seeds_means(names: list[str]) -> None:
     assert (rows[1].interval, rows[1].iqm) == ((16.0, 19.0), 17.5)
     lines = [re.split(r"\s{2,}", line) for line in lines_of(rows).splitlines()]
     assert lines[0] == ["configuration", "over", "mean", "95 % interval", "IQM"]
-    for cells, row in zip(lines[1:], rows, strict=True):
+    assert lines[-2:] == [[""], ["in short: lr is algos.a.lr"]]
+    for cells, row in zip(lines[1:-2], rows, strict=True):
         low, high = row.interval
         numbers = (row.mean, row.iqm, low, high)
         mean, iqm, *ends = (f"{x:.1f}" if x == int(x) else f"{x:.4g}" for x in numbers)
@@ -304,7 +307,7 @@ def test_curves_and_parallel_coordinates_are_drawn(tmp_path: Path) -> None:
     assert (answer.code, answer.err) == (0, "")
     assert answer.out.endswith("written: curves.svg\nwritten: parallel.png\n")
     text = (tmp_path / "curves.svg").read_text()
-    for shown in ("algos.a.lr=0.1 (3 seeds)", "algos.a.lr=0.2 (3 seeds)", "seconds", "environment steps"):
+    for shown in ("lr=0.1 (3 seeds)", "lr=0.2 (3 seeds)", "in short: lr is algos.a.lr", "seconds", "environment steps"):
         assert shown in text
     ElementTree.fromstring(text)
     assert (tmp_path / "parallel.png").read_bytes().startswith(b"\x89PNG")
@@ -354,7 +357,7 @@ def test_curves_are_means_over_runs_with_the_ends_of_their_bands(tmp_path: Path,
     assert [tuple(line.get_xydata().tolist() for line in axes.lines) for axes in figure.axes] == expected
     assert [axes.get_xlabel() for axes in figure.axes] == ["environment steps, evaluation too", "seconds"]
     assert figure.axes[0].get_ylabel() == "the elite's fitness"
-    words = ["algos.a.lr=0.1 (2 seeds)", "algos.a.lr=0.2 (7 episodes of seed 7)"]
+    words = ["lr=0.1 (2 seeds)", "lr=0.2 (7 episodes of seed 7)"]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == words
     for axes, (first, last) in zip(figure.axes, ((110.0, 220.0), (2.0, 4.0)), strict=True):
         colours = [line.get_color() for line in axes.lines]
@@ -379,7 +382,7 @@ def test_lines_of_parallel_coordinates_go_through_a_runs_values_to_its_score(
     assert [[float(y) for y in line.get_ydata()] for line in lines] == [[1, 0, 0], [0, 1, 0.5], [0, 1, 1]]
     assert len({str(line.get_color()) for line in lines}) == 3
     assert [label.get_text() for label in axes.get_xticklabels()] == [
-        "algos.a.lr", "algos.a.batch_size", "held-out return"
+        "lr", "batch_size", "held-out return"
     ]  # fmt: skip
     shown = [(note.get_text(), *map(float, note.xy)) for note in axes.texts]
     assert shown == [("0.1", 0, 0), ("0.3", 0, 1), ("32", 1, 0), ("64", 1, 1), ("0", 2, 0), ("4", 2, 0.5), ("8", 2, 1)]
@@ -445,7 +448,9 @@ def test_what_the_report_shows_of_several_configurations(tmp_path: Path, monkeyp
     names = ["0.1", "0.2"]
     rows, notes = compare(names)
     found = family(rows, notes)
-    assert lines_of(rows).split() == " ".join(" ".join(line) for line in (found.head, *found.rows)).split()
+    shown = " ".join(" ".join(line) for line in (found.head, *found.rows))
+    assert lines_of(rows).split() == f"{shown} in short: lr is algos.a.lr".split()
+    assert found.notes == [*notes, "in short: lr is algos.a.lr"]
     assert [about.partition(":")[0] for about, _ in found.pictures] == ["Parallel coordinates"], "no run has a curve"
     for lr in (0.1, 0.2):
         write_curve(tmp_path / f"{lr}", [100, 200], [0.0, lr])
@@ -484,7 +489,7 @@ def test_a_sweeps_runs_are_grouped_by_what_their_scores_depend_on(
     (tmp_path / "s/later/sweep.json").write_text('{"stages": {"train": 1.0}}')  # goes on: not scored yet
     rows, notes = compare(["s"])
     assert [(row.label, row.over, row.mean) for row in rows] == [
-        ("algos.dqn.lr=0.2", "7 episodes of seed 2", 40.0), ("algos.dqn.lr=0.1", "2 seeds", 15.0),
+        ("lr=0.2", "7 episodes of seed 2", 40.0), ("lr=0.1", "2 seeds", 15.0),
     ]  # fmt: skip
     assert notes == []
     settings = rows[0].runs[0].settings
@@ -612,21 +617,51 @@ def test_parallel_lines_go_through_each_runs_own_values_to_its_score(
     drawn = [((low - each[:, 1]) / (low - high)).round(2).tolist() for each in runs_lines]
     assert drawn == [[0.0, 1.0, 0.0], [1.0, 0.33, 0.33], [0.33, 0.0, 0.67], [0.33, 0.0, 1.0]], "the best on top"
     texts = ["".join(group.itertext()).strip() for group in parts(axes, "xtick")]
-    assert texts == ["algos.a.lr", "algos.a.batch", "held-out return"]
+    assert texts == ["lr", "batch", "held-out return"]
 
 
-def test_a_label_names_four_settings_of_those_that_all_have_and_counts_the_rest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_run(tmp_path / "a", 0, 1.0, 0.1, a=None, b=True, c=2, d=3, e=4, same=1, own=1)
-    write_run(tmp_path / "b", 0, 2.0, 0.00025, a="x", b=False, c=3, d=4, e=5, same=1)
-    rows, _ = compare(["a", "b"])
-    assert [row.label for row in rows] == [
-        "algos.a.lr=2.5e-4 algos.a.a=x algos.a.b=False algos.a.c=3 and 2 more",
-        "algos.a.lr=0.1 algos.a.a=null algos.a.b=True algos.a.c=2 and 2 more",
-    ]
-    write_run(tmp_path / "c", 0, 3.0, 0.1, a=1, b=1, c=1)
-    write_run(tmp_path / "d", 0, 4.0, 0.2, a=2, b=2, c=2)
-    rows, _ = compare(["c", "d"])
-    assert rows[0].label == "algos.a.lr=0.2 algos.a.a=2 algos.a.b=2 algos.a.c=2", "none more"
+def test_labels_name_what_differs_and_the_legend_what_they_leave_out() -> None:
+    """A parameter of one algorithm differs among its runs alone; what all runs share is in no label."""
+    small, large = {"env.id": "E-v0", "population.size": 4}, {"env.id": "E-v0", "population.size": 8}
+    dqn = {"train.algo": "dqn", "algos.dqn.lr": 0.1, "algos.dqn.network.encoder": [64, 64]}
+    ppo = {"train.algo": "ppo", "algos.ppo.lr": 0.3}
+    assert labels([small, large], ["a", "b"]) == (["population.size=4", "population.size=8"], [])
+    assert labels([small], ["a"]) == (["env.id=E-v0 train.algo=null"], [])
+    told, legend = labels([dqn, dqn | {"algos.dqn.lr": 0.00025}, ppo], ["a", "b", "c"])
+    assert told == ["train.algo=dqn lr=0.1", "train.algo=dqn lr=2.5e-4", "train.algo=ppo"]
+    assert legend == ["in short: lr is algos.dqn.lr"]
+    told, legend = labels([dqn, dqn | {"algos.dqn.lr": 0.2}, ppo, ppo | {"algos.ppo.lr": 0.1}], [*"abcd"])
+    assert told[1:3] == ["train.algo=dqn dqn.lr=0.2", "train.algo=ppo ppo.lr=0.3"]
+    older = {key: value for key, value in large.items() if key != "env.id"}
+    assert labels([small, large, older], ["a", "b", "c d"])[0] == [
+        "population.size=4", "population.size=8 of b", "population.size=8 of c d",
+    ]  # fmt: skip
+
+
+def test_a_label_that_is_too_long_is_cut_and_numbered_and_the_legend_has_all_of_it() -> None:
+    many = {f"algos.a.number_{letter}": 1 for letter in "abc"} | {"algos.a.encoder": [128, 128, 128, 128, 128]}
+    told, legend = labels([many, dict.fromkeys(many, 2)], ["a", "b"])
+    assert told == ["1: number_a=1 number_b=1 number_c=1 …", "number_a=2 number_b=2 number_c=2 encoder=2"]
+    whole = "algos.a.number_a=1, algos.a.number_b=1, algos.a.number_c=1, algos.a.encoder=[128, 128, 128, 128, 128]"
+    assert legend[1:] == [f"configuration 1: {whole}"]
+    (long, plain), legend = labels([{"algos.a.encoder": [256] * 9}, {"algos.a.encoder": 1}], ["a", "b"])
+    assert (long, plain) == ("1: encoder=[256, 256, 256, 256…", "encoder=1")
+    assert legend == ["in short: encoder is algos.a.encoder", f"configuration 1: algos.a.encoder={[256] * 9}"]
+
+
+@pytest.mark.thorough
+def test_a_picture_has_room_for_its_legend(tmp_path: Path, figures: list[Any]) -> None:
+    """Its lines lie below the axes and within the figure."""
+    for index, name in enumerate("ab"):
+        write_run(tmp_path / name, 0, 1.0, **{f"number_{letter}": index for letter in "abcdefghijk"})
+        write_curve(tmp_path / name, [100, 200], [0.0, 1.0])
+    rows, _ = compare([str(tmp_path / name) for name in "ab"])
+    for draw_it in (draw, draw_curves):
+        draw_it(rows, tmp_path / "x.png")
+        figure = figures[-1]
+        (text,) = [each for each in figure.texts if "configuration 1:" in each.get_text()]
+        box, whole = text.get_window_extent(), figure.bbox
+        assert whole.x0 <= box.x0 < box.x1 <= whole.x1
+        assert whole.y0 <= box.y0
+        assert all(box.y1 <= axes.get_tightbbox().y0 + 1 for axes in figure.axes)
+        assert all(box.y1 <= each.get_window_extent().y0 + 1 for each in figure.legends)

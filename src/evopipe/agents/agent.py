@@ -19,8 +19,9 @@ class BaseAgent(ABC):
     def chat_completions(self) -> list[Message]:
         """The messages of the chat that the model continues next.
 
-        If the chat begins with the previous chat and its completion, both unchanged, training uses both calls of the
-        model as one sequence of tokens; if not, the call begins a new sequence.
+        The model is called with this chat. Training joins the call to the previous one, as one sequence of tokens, if
+        the chat begins with the previous chat and its completion, both unchanged. Otherwise the call begins a new
+        sequence.
         """
 
     @property

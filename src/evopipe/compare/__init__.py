@@ -15,15 +15,16 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from evopipe import layout
+from evopipe.compare.labels import labels, wrapped
 from evopipe.errors import DataError, EvopipeError, MissingInputError, UsageError
-from evopipe.formats import clean, columns, interval, leaves, number, score
+from evopipe.formats import columns, interval, leaves, score
 from evopipe.layout import EVALUATION, TRAINED
 from evopipe.ops.statistics import bootstrap_interval, interquartile_mean
 from evopipe.schema.read import parse_yaml
@@ -32,7 +33,7 @@ _LOCK, _PARAMS, _SWEPT = Path("dvc.lock"), Path("params.yaml"), Path("sweep.json
 _STAGES = [*layout.OUTS][: [*layout.OUTS].index(layout.WRITER[EVALUATION]) + 1]  # what a score comes from
 _EXPERIMENT = re.compile(r"refs/exps/[0-9a-f]{2}/[0-9a-f]{38}/(.+)")
 _RESAMPLES = 10_000
-_MOST = 4  # settings that a label names
+_TERMINAL = 100  # characters of a line of the legend
 
 _Read = Callable[[Path], bytes]
 
@@ -79,7 +80,7 @@ class Row:
     """One row of the comparison: a configuration with all its runs, and statistics of their held-out returns.
 
     Attributes:
-        label: a short text with the parameters in which the configuration differs from others.
+        label: a short text with the parameters in which the configuration differs from others; see `legend`.
         over: a text that says what `mean`, `interval` and `iqm` are statistics of. Of several runs, these are the runs'
             mean returns. Of a single run, they are the returns of its episodes.
         runs: the configuration's runs.
@@ -132,27 +133,41 @@ def compare(what: Sequence[str] = (), everywhere: bool = False) -> tuple[list[Ro
     grouped: dict[str, list[Finished]] = {}
     for run in runs.values():
         grouped.setdefault(json.dumps(run.settings, sort_keys=True), []).append(run)
-    groups = list(grouped.values())
-    labels = _labels([group[0].settings for group in groups])
-    rows = [_row(label, group) for label, group in zip(labels, groups, strict=True)]
-    tasks = {str(group[0].settings.get("env.id", group[0].settings.get("language.task"))) for group in groups}
+    rows = sorted(map(_row, grouped.values()), key=lambda row: -row.mean)
+    texts, _ = _labels(rows)
+    rows = [replace(row, label=text) for row, text in zip(rows, texts, strict=True)]
+    tasks = {str(row.runs[0].settings.get("env.id", row.runs[0].settings.get("language.task"))) for row in rows}
     if len(tasks) > 1:
         notes.append(
             f"these runs are of several environments ({', '.join(sorted(tasks))}): scores of one say nothing of another"
         )
-    return sorted(rows, key=lambda row: -row.mean), notes
+    return rows, notes
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return the comparison as lines of text for a terminal: a header and one line for each configuration, with aligned
-    columns."""
-    return "\n".join(columns(cells(rows)))
+    """Return the comparison as lines of text for a terminal: a header, one line for each configuration, with aligned
+    columns, and the legend of the labels."""
+    told = legend(rows)
+    return "\n".join([*columns(cells(rows)), *[""] * bool(told), *wrapped(told, _TERMINAL)])
 
 
 def cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
     """Return the comparison as rows of cells: the header, then one row for each configuration."""
     head = ("configuration", "over", "mean", "95 % interval", "IQM")
     return [head, *((row.label, row.over, score(row.mean), interval(row.interval), score(row.iqm)) for row in rows)]
+
+
+def legend(rows: Sequence[Row]) -> list[str]:
+    """Return what the labels of a comparison leave out, as sentences; empty if they leave out nothing.
+
+    The sentences give the full key of each parameter with a short name, and all parameters of each configuration whose
+    label is cut.
+    """
+    return _labels(rows)[1]
+
+
+def _labels(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
+    return labels([row.runs[0].settings for row in rows], [row.runs[0].name for row in rows])
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
@@ -303,33 +318,13 @@ def _hash(entries: Sequence[Mapping[str, Any]], path: Path) -> Any:
 # --- configurations ---------------------------------------------------------------------------------------------------
 
 
-def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the dotted keys of the parameters that all configurations `settings` have, but with different values.
-
-    A key that some configurations lack, such as a parameter of another algorithm, is left out.
-    """
-    shared = set.intersection(*(set(each) for each in settings))
-    return [key for key in settings[0] if key in shared and any(s[key] != settings[0][key] for s in settings)]
-
-
-def _labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Name each configuration by what differs."""
-    unlike = differing(settings)
-    shown = unlike[:_MOST] or ["env.id", "train.algo"]
-    more = f" and {len(unlike) - _MOST} more" * (len(unlike) > _MOST)
-    return [clean(" ".join(f"{key}={_text(each.get(key))}" for key in shown)) + more for each in settings]
-
-
-def _text(value: Any) -> str:
-    return number(value) if isinstance(value, float) else "null" if value is None else str(value)
-
-
-def _row(label: str, runs: Sequence[Finished]) -> Row:
+def _row(runs: Sequence[Finished]) -> Row:
+    """Return a configuration's row, without its label."""
     means = tuple(float(run.elite["mean"]) for run in runs)
     if len(runs) == 1:
         low, high = runs[0].elite["interval"]
         over = f"{runs[0].episodes} episodes of seed {runs[0].seed}"
-        return Row(label, over, tuple(runs), means, means[0], (low, high), float(runs[0].elite["iqm"]))
+        return Row("", over, tuple(runs), means, means[0], (low, high), float(runs[0].elite["iqm"]))
     x = np.array(means)
     low, high = bootstrap_interval(x, _RESAMPLES, np.random.default_rng(0))
-    return Row(label, f"{len(runs)} seeds", tuple(runs), means, float(x.mean()), (low, high), interquartile_mean(x))
+    return Row("", f"{len(runs)} seeds", tuple(runs), means, float(x.mean()), (low, high), interquartile_mean(x))

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from evopipe.compare import Row, cells, differing
+from evopipe.compare import Row, cells, legend
+from evopipe.compare.labels import differing, short, wrapped
 from evopipe.errors import MissingInputError, UsageError, need_package
 from evopipe.formats import clean, number, score
 from evopipe.layout import FITNESS, TIMING
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _RESAMPLES = 2_000
 _COLOURS = ("elite", "architecture", "activation", "rl_hp", "parameters", "member", "ink", "evaluate")
+_LINE, _LETTER = 13, 5.2  # points: the height of a line of a legend, the width of its letters
 _STYLES = ("-", "--", ":", "-.")  # for configurations beyond the colours
 _Array = NDArray[np.float64]
 
@@ -41,16 +43,18 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     from evopipe.report.draw import Plot
 
     with _styled():
-        labels = [textwrap.fill(row.label, 56, break_long_words=False) for row in rows]
-        left = 24 + 7.2 * max(len(line) for label in labels for line in label.splitlines())
-        plot = Plot("compare", left + 460, 84 + 58 * len(rows), (left, 24, 28, 56), "")
+        left = 24 + 7.2 * max(len(row.label) for row in rows)
+        told = wrapped(legend(rows), round((left + 430) / _LETTER))
+        below = _LINE * len(told)
+        plot = Plot("compare", left + 460, 84 + 58 * len(rows) + below, (left, 24, 28, 56 + below), "")
+        _explain(plot.figure, told)
         for y, row in enumerate(rows):
             plot.marks([(x, y) for x in row.means], "member", "o", 6, gid="runs", alpha=0.8)
             plot.line([(end, y) for end in row.interval], "elite", 2.6)
             plot.marks([(row.mean, y)], "elite", "o", 9, gid="mean")
             plot.marks([(row.iqm, y)], "ink", "|", 16, gid="iqm", markeredgewidth=2)
         plot.axes.set(ylim=(len(rows) - 0.5, -0.5), xlabel="held-out return: dots runs, line 95 %, | IQM")
-        plot.axes.set_yticks(range(len(rows)), labels)
+        plot.axes.set_yticks(range(len(rows)), [row.label for row in rows])
         _save(plot.figure, path)
 
 
@@ -69,7 +73,7 @@ def family(rows: Sequence[Row], notes: Sequence[str]) -> Family:
         with contextlib.suppress(MissingInputError, UsageError):
             draw_it(rows, stream)
             drawn.append((about, stream.getvalue()))
-    return Family(head, body, notes, drawn)
+    return Family(head, body, [*notes, *legend(rows)], drawn)
 
 
 def draw_curves(rows: Sequence[Row], path: Path | BinaryIO) -> None:
@@ -89,7 +93,9 @@ def draw_curves(rows: Sequence[Row], path: Path | BinaryIO) -> None:
     with _styled():
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(960 / 72, (400 + 20 * len(rows)) / 72))
+        told = wrapped(legend(rows), round(920 / _LETTER))
+        below = 20 * len(rows) + _LINE * len(told)
+        figure = Figure(figsize=(960 / 72, (400 + below) / 72))
         both = figure.subplots(1, 2, sharey=True)
         for index, row in enumerate(rows):
             look = {
@@ -110,8 +116,10 @@ def draw_curves(rows: Sequence[Row], path: Path | BinaryIO) -> None:
             axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
             axes.locator_params(axis="x", nbins=5)
         both[0].set_ylabel("the elite's fitness")
-        figure.legend(*both[0].get_legend_handles_labels(), loc="lower left", frameon=False, bbox_to_anchor=(0.06, 0.0))
-        figure.tight_layout(rect=(0, 0.03 + 20 * len(rows) / (400 + 20 * len(rows)), 1, 1))
+        place = (0.06, _LINE * len(told) / (400 + below))
+        figure.legend(*both[0].get_legend_handles_labels(), loc="lower left", frameon=False, bbox_to_anchor=place)
+        _explain(figure, told)
+        figure.tight_layout(rect=(0, 0.03 + below / (400 + below), 1, 1))
         _save(figure, path)
 
 
@@ -146,7 +154,7 @@ def draw_parallel(rows: Sequence[Row], path: Path | BinaryIO) -> None:
             axes.axvline(x, color=matplotlib.rcParams["grid.color"], linewidth=1.4, zorder=0)
             for y, text in shown:
                 axes.annotate(text, (x, y), (4, 0), textcoords="offset points", va="center", fontsize=9.5, bbox=behind)
-        names = [textwrap.fill(clean(key), 22) for key in keys]
+        names = [clean(name) for name in short(keys).values()]
         axes.set_xticks(range(len(keys) + 1), [*names, "held-out return"], fontsize=10)
         axes.set(xlim=(-0.1, len(keys) + 0.35), ylim=(-0.05, 1.05), yticks=[])
         axes.grid(visible=False)
@@ -205,6 +213,12 @@ def _styled() -> Iterator[None]:
 
     with style(), matplotlib.rc_context({"svg.hashsalt": "compare"}):
         yield
+
+
+def _explain(figure: Figure, told: Sequence[str]) -> None:
+    """Write the lines of a legend along the lower edge of a figure."""
+    if told:
+        figure.text(12 / (72 * figure.get_figwidth()), 0, "\n".join(told) + "\n", fontsize=9, va="bottom")
 
 
 def _save(figure: Figure, path: Path | BinaryIO) -> None:

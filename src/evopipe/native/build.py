@@ -177,7 +177,7 @@ def _first(unit: Unit, target: str) -> Any:
             faults.append(str(error))
             continue
         for fault in faults:
-            print(f"note: {fault}; {unit.name} is compiled by {compiler[0]} instead", file=sys.stderr)
+            print(f"note: {fault}; {compiler[0]} compiles {unit.name} instead", file=sys.stderr)
         return found
     if unit.main == MAIN and (found := _brought(unit)):
         for fault in faults:
@@ -280,6 +280,10 @@ def _said(command: tuple[str, ...], **more: str) -> subprocess.CompletedProcess[
     env = {**os.environ, "LC_ALL": "C", **more}
     try:
         return subprocess.run(command, capture_output=True, env=env, check=False, timeout=SECONDS)
+    except subprocess.TimeoutExpired as error:
+        raise NoKernels(
+            f"{command[0]} took longer than {SECONDS:g} seconds, as on a machine that is overloaded"
+        ) from error
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise NoKernels(f"{command[0]} could not be run: {error}") from error
 

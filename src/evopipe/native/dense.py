@@ -85,7 +85,7 @@ class LayerPlan:
 
     @cached_property
     def there(self) -> Tensor:
-        """Which units of the hidden layers a member has, `[P, layers, widest]` bool."""
+        """The mask of the hidden layers' units, `[P, layers, widest]` bool: true for the units that a member has."""
         hidden = self.fields[:, : self.hidden]
         return torch.arange(self.widest) < (hidden[..., 0] * (hidden[..., -1] == 0))[..., None]
 

@@ -13,7 +13,7 @@ class Family:
     Attributes:
         head: the header of the table.
         rows: the rows of the table, the best configuration first.
-        notes: sentences about runs that are hard to compare.
+        notes: sentences about runs that are hard to compare, and what labels leave out.
         pictures: pairs of a caption and an SVG file's bytes.
     """
 

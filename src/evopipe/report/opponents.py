@@ -67,7 +67,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def opponents(run: FinishedRun, width: int, label: Markup) -> Markup:
-    """Draw two lines over generations: the mean return in training, against the league, and the mean fitness."""
+    """Draw two lines over generations: the mean return in training, against all opponents, and the mean fitness."""
     wide = width > _DESK
     plot = Plot(f"opponents.{width}", width, 270 if wide else 230, (52, 16, 28, 44), "mean return")
     for colour, values in (("member", [each.fitness for each in run.met]), ("elite", [m.training for m in run.met])):

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from evopipe import algos as registry
 from evopipe.errors import ParamsError, UsageError, suggestion
+from evopipe.formats import tails
 from evopipe.layout import STAGES
 from evopipe.params.load import AnyParams, load_params, parse_params
 from evopipe.rng import Purpose, host
@@ -237,16 +238,8 @@ def _rounded(bound: Bound, value: float) -> float | int:
 
 def _short(values: Values) -> Values:
     """Return values by the last word of their keys, by as many as tell them apart."""
-
-    def tail(key: str, words: int) -> str:
-        return ".".join(key.split(".")[-words:])
-
-    found = {}
-    for key in values:
-        words = next(n for n in itertools.count(1) if tail(key, n) == key or
-                     sum(tail(other, n) == tail(key, n) for other in values) == 1)  # fmt: skip
-        found[tail(key, words)] = values[key]
-    return found
+    names = tails(values)
+    return {names[key]: value for key, value in values.items()}
 
 
 def _shown(value: Any) -> str:

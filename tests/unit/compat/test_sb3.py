@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 
+import evopipe
 import populations
 from drawn_policies import drawn
 from evopipe.compat.sb3 import Predictor
@@ -64,3 +66,19 @@ def test_a_recurrent_policy_forgets_where_an_episode_begins(tmp_path: Path) -> N
     np.testing.assert_array_equal(went_on[0][[0, 2]], kept[[0, 2]])
     np.testing.assert_array_equal(went_on[0][1], state[0][1])
     assert "stable_baselines3" not in sys.modules
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("algo", ["dqn", "ppo"])
+def test_their_evaluation_takes_an_elite(algo: str, tmp_path: Path) -> None:
+    """Stable-Baselines3's own `evaluate_policy`, where that package is installed."""
+    evaluation = pytest.importorskip("stable_baselines3.common.evaluation", reason="pip install stable-baselines3")
+    small = {"env": {"id": "CartPole-v1"}, "population": {"size": 1}, "export": {"film": False, "program": False}}
+    short = {"algo": algo, "max_steps": 64, "evo_steps": 64, "eval_episodes": 2, "confirm_episodes": 2}
+    short |= {"warm_start": 0} if algo == "dqn" else {}
+    loaded = evopipe.train(small | {"train": short, "evaluate": {"episodes": 2}}, tmp_path).policy
+    assert isinstance(loaded, policy.Policy)
+    env = gymnasium.make("CartPole-v1")
+    returns, lengths = evaluation.evaluate_policy(Predictor(loaded), env, 3, return_episode_rewards=True, warn=False)
+    assert returns == [float(length) for length in lengths]
+    assert len(returns) == 3

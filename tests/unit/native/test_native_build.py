@@ -497,3 +497,13 @@ def test_an_arm_processor_computes_the_same_bits(tmp_path: Path) -> None:
         said.append(subprocess.run([*by, str(made)], check=True, capture_output=True, text=True).stdout)
     assert said[0] == said[1]
     assert said[0].count("\n") > 20
+
+
+def test_a_compiler_that_takes_too_long_is_named_with_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = tmp_path / "slow-cc"
+    slow.write_text("#!/bin/sh\nexec sleep 20\n")
+    slow.chmod(0o755)
+    monkeypatch.setattr(build, "SECONDS", 0.05)
+    with pytest.raises(build.NoKernels) as raised:
+        build._said((str(slow), "-O3", "a.c"))
+    assert str(raised.value) == f"{slow} took longer than 0.05 seconds, as on a machine that is overloaded"

@@ -195,16 +195,16 @@ def test_runs_of_a_sweep_are_compared(project: Path) -> None:
     assert call(project, "sweep", "--set", "lr=1e-3,1e-2", "--set", "seed=1,2", "--no-experiments").code == 0
     answer = call(project, "compare", "sweeps/sweep", "--curves", "curves.svg")
     assert (answer.code, answer.err) == (0, "")
-    head, *rows, last = answer.out.splitlines()
+    head, *rows, _, legend, last = answer.out.splitlines()
     assert head.startswith("configuration")
-    assert last == "written: curves.svg"
-    assert sorted(row.split("  ")[0] for row in rows) == ["algos.dqn.lr=0.01", "algos.dqn.lr=1e-3"]
+    assert (legend, last) == ("in short: lr is algos.dqn.lr", "written: curves.svg")
+    assert sorted(row.split("  ")[0] for row in rows) == ["lr=0.01", "lr=1e-3"]
     assert all("2 seeds" in row for row in rows)
-    assert (project / "curves.svg").read_text().count("algos.dqn.lr") >= 2
+    assert (project / "curves.svg").read_text().count("lr=") >= 2
     found = {name: path for name, path in folders(project).items() if "seed=1" in name}
     one = call(project, "compare", *map(str, found.values())).out.splitlines()
-    assert len(one) == 3
-    assert all("episodes of seed 1" in row for row in one[1:])
+    assert len(one) == 5
+    assert all("episodes of seed 1" in row for row in one[1:3])
     (path, _) = found.values()
     (path / "reports/evaluation.json").unlink()
     answer = call(project, "compare", str(path))

@@ -103,8 +103,7 @@ class LanguageBreed:
 
     @cached_property
     def spec(self) -> TextSpec:
-        """The run configuration of the agents. It has the tokenizer of the attribute `tokenizer`; if the attribute is
-        None, the configuration has no tokenizer."""
+        """The run configuration of the agents, with the tokenizer in the attribute `tokenizer`, if there is one."""
         return self.spec_at(self.params({}), None)
 
     def spec_at(self, params: LanguageParams, env: Gym | None) -> TextSpec:
