@@ -23,7 +23,7 @@ class Foraging(ParallelEnv[str, Any, Any]):
     -1, 0 for what is gone or out of sight. Actions: stay, up, down, left, right, load; one that is impossible is to stay.
 
     Args:
-        size: fields along each side of the board.
+        side: fields along each side of the board.
         agents, foods: how many there are.
         cooperative: whether each food's level is that of all agents together (of three, where there are more).
         sight: fields that an agent sees in each direction; None: the board.
@@ -35,7 +35,7 @@ class Foraging(ParallelEnv[str, Any, Any]):
 
     def __init__(
         self,
-        size: int = 5,
+        side: int = 5,
         agents: int = 2,
         foods: int = 1,
         cooperative: bool = True,
@@ -51,9 +51,9 @@ class Foraging(ParallelEnv[str, Any, Any]):
             max_player_level=2,
             min_food_level=1,
             max_food_level=None,
-            field_size=(size, size),
+            field_size=(side, side),
             max_num_food=foods,
-            sight=size if sight is None else sight,
+            sight=side if sight is None else sight,
             max_episode_steps=steps,
             force_coop=cooperative,
         )

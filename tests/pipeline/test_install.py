@@ -86,12 +86,13 @@ def test_what_needs_an_extra_names_its_command(tmp_path: Path) -> None:
 
 
 def test_the_repository_installs_every_extra() -> None:
-    """But those that need more than a wheel: a GPU (vLLM), or a build (packages of reasoning-gym's and textarena's)."""
+    """But those that need more than a wheel, a GPU (vLLM) or a build (packages of reasoning-gym's and textarena's), and
+    those that rows of the zoo alone need."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     (all_of_them,) = (entry for entry in extras["dev"] if entry.startswith("evopipe["))
-    more_than_wheels = {"vllm", "reasoning", "textarena"}
+    left_out = {"vllm", "reasoning", "textarena", "highway", "foraging"}
     named = set(all_of_them.removeprefix("evopipe[").removesuffix("]").split(","))
-    assert named == set(extras) - {"dev"} - more_than_wheels
+    assert named == set(extras) - {"dev"} - left_out
 
 
 HEAVY = {"box2d", "minari", "matplotlib", "mpe2", "pettingzoo", "scipy", "dvc", "mlflow", "transformers"}

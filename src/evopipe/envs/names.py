@@ -30,8 +30,12 @@ _PACKAGES = {
     "AntMaze": ("gymnasium_robotics", "gymnasium-robotics"),
     "PointMaze": ("gymnasium_robotics", "gymnasium-robotics"),
     "FrankaKitchen": ("gymnasium_robotics", "gymnasium-robotics"),
-    "highway-": ("highway_env", "highway-env"),
-}
+    **dict.fromkeys(
+        ("exit-", "highway-", "intersection-", "lane-keeping-", "merge-", "parking-", "racetrack-", "roundabout-",
+         "two-way-", "u-turn-"),
+        ("highway_env", "highway-env"),
+    ),
+}  # fmt: skip
 # How the code begins that makes an environment, and the extra that installs it.
 _EXTRAS = {
     "gymnasium.envs.box2d": "box2d",
@@ -39,6 +43,8 @@ _EXTRAS = {
     "minigrid": "minigrid",
     "minatar": "minatar",
     "ale_py": "atari",
+    "highway_env": "highway",
+    "lbforaging": "foraging",
     "evopipe.envs:from_openspiel": "openspiel",
     "evopipe.envs:from_pettingzoo": "teams",
 }
@@ -65,7 +71,15 @@ def import_home(env_id: str) -> None:
     module, _, name = env_id.partition(":")
     if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", module) or not name or ":" in name:
         raise ParamsError(f"env.id: {env_id!r} is not of the form 'module:EnvId'")
-    import_module(module, "env.id")
+    try:
+        import_module(module, "env.id")
+    except ParamsError as error:
+        cause = error.__cause__
+        extra = _EXTRAS.get(cause.name or "") if isinstance(cause, ModuleNotFoundError) else None
+        if extra is None:
+            raise
+        install = f"pip install 'evopipe[{extra}]'"
+        raise ParamsError(f"env.id: {env_id!r} needs a package that is not installed: {install}") from cause
 
 
 def extra_of(env_id: str) -> str | None:
@@ -103,9 +117,10 @@ def suggested(env_id: str) -> str:
         module, pip = package
         meant = name if name.startswith(_BY_ENTRY_POINT) else f"{module}:{name}"
         there = importlib.util.find_spec(module) is not None
+        install = f"pip install 'evopipe[{_EXTRAS[module]}]'" if module in _EXTRAS else f"pip install {pip}"
         return (
             f", did you mean {meant!r}?"
             if there
-            else f"; it is of the package {pip}: `pip install {pip}`, then {meant!r}"
+            else f"; it is of the package {pip}: `{install}`, then {meant!r}"
         )
     return near or "; `gymnasium.pprint_registry()` lists the known ones, `module:EnvId` names one's own"

@@ -33,9 +33,23 @@ def test_an_id_of_a_package_that_is_not_installed_names_it(monkeypatch: pytest.M
         monkeypatch.delitem(gymnasium.registry, name)
     monkeypatch.delitem(sys.modules, "minatar", raising=False)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if "site-packages" not in path])
-    install = "; it is of the package highway-env: `pip install highway-env`, then "
-    assert refused("highway-v0") == f"{install}'highway_env:highway-v0'"
-    assert refused("MinAtar/Breakout-v1").endswith("`pip install MinAtar`, then 'MinAtar/Breakout-v1'")
+    install = "; it is of the package highway-env: `pip install 'evopipe[highway]'`, then "
+    for name in ("highway-v0", "parking-v0", "intersection-v1", "roundabout-v0"):
+        assert refused(name) == f"{install}'highway_env:{name}'"
+    assert refused("MinAtar/Breakout-v1").endswith("`pip install 'evopipe[minatar]'`, then 'MinAtar/Breakout-v1'")
+    assert refused("FetchReach-v4").endswith("`pip install gymnasium-robotics`, then 'gymnasium_robotics:FetchReach-v4'")
+
+
+@pytest.mark.parametrize("written", ["highway_env:parking-v0", "of_mine:Team"])
+def test_an_id_whose_module_needs_a_package_names_its_extra(
+    written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "of_mine.py").write_text("import highway_env\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if "site-packages" not in path])
+    monkeypatch.delitem(sys.modules, "highway_env", raising=False)
+    needs = f"env.id: {written!r} needs a package that is not installed: pip install 'evopipe[highway]'"
+    assert refused(written) == needs
 
 
 def test_an_id_that_an_entry_point_registers_needs_no_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
