@@ -118,9 +118,5 @@ def suggested(env_id: str) -> str:
         meant = name if name.startswith(_BY_ENTRY_POINT) else f"{module}:{name}"
         there = importlib.util.find_spec(module) is not None
         install = f"pip install 'evopipe[{_EXTRAS[module]}]'" if module in _EXTRAS else f"pip install {pip}"
-        return (
-            f", did you mean {meant!r}?"
-            if there
-            else f"; it is of the package {pip}: `{install}`, then {meant!r}"
-        )
+        return f", did you mean {meant!r}?" if there else f"; it is of the package {pip}: `{install}`, then {meant!r}"
     return near or "; `gymnasium.pprint_registry()` lists the known ones, `module:EnvId` names one's own"

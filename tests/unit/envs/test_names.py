@@ -37,7 +37,9 @@ def test_an_id_of_a_package_that_is_not_installed_names_it(monkeypatch: pytest.M
     for name in ("highway-v0", "parking-v0", "intersection-v1", "roundabout-v0"):
         assert refused(name) == f"{install}'highway_env:{name}'"
     assert refused("MinAtar/Breakout-v1").endswith("`pip install 'evopipe[minatar]'`, then 'MinAtar/Breakout-v1'")
-    assert refused("FetchReach-v4").endswith("`pip install gymnasium-robotics`, then 'gymnasium_robotics:FetchReach-v4'")
+    assert refused("FetchReach-v4").endswith(
+        "`pip install gymnasium-robotics`, then 'gymnasium_robotics:FetchReach-v4'"
+    )
 
 
 @pytest.mark.parametrize("written", ["highway_env:parking-v0", "of_mine:Team"])
