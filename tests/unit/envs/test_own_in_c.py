@@ -253,7 +253,7 @@ def test_it_trains_through_the_front_door(
     })  # fmt: skip
     rollout = {"batch_size": 32, "learn_step": 128} if algo == "ppo" else {"batch_size": 32, "learn_step": 4}
     result = evopipe.train({**data, "algos": {algo: rollout}}, tmp_path)
-    with pytest.raises(UsageError, match=r"policy.json names the C file 'own.c': .* say --trust"):
+    with pytest.raises(UsageError, match=r"policy.json names the C file 'own.c': .* add --trust"):
         environment_of(result.policy)
     cfg = environment_of(result.policy, trust=True)
     assert (cfg.source, cfg.backend) == ("own.c", "c")
