@@ -239,8 +239,8 @@ def environment_of(
     if not trust and (foreign := next((name for name in named if ":" in name), None)):
         raise UsageError(
             f"policy.json names {foreign!r}, an environment or wrapper in the module {foreign.partition(':')[0]!r}, "
-            "whose code would run; add --trust (trust=True) if this policy is your own or from someone you trust, or name "
-            "another environment with --env"
+            "whose code would run; add --trust (trust=True) if this policy is your own or from someone you trust, or "
+            "name another environment with --env"
         )
     if not (trust or another) and own.source is not None:
         raise UsageError(
