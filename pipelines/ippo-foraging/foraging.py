@@ -16,11 +16,11 @@ COLOURS = ((0, 110, 190), (0, 140, 90), (150, 80, 170), (200, 120, 0))
 class Foraging(ParallelEnv[str, Any, Any]):
     """Agents of levels 1 and 2 pick up food on a square board: together with the level that it has, beside it, at once.
 
-    The levels, the places and the food are drawn by the seed. All rewards of an episode sum up to 1 at most: a food pays
-    those that load it, by their levels. An episode ends when no food is left, and is cut after `steps`.
+    The levels, the places and the food are drawn by the seed. All rewards of an episode sum up to 1 at most: a food
+    pays those that load it, by their levels. An episode ends when no food is left, and is cut after `steps`.
 
     Observation: `[3 (foods + agents)]`, row, column and level of every food, of the agent itself, and of the others;
-    -1, -1, 0 for what is gone or out of sight. Actions: stay, up, down, left, right, load; an impossible one is to stay.
+    -1, -1, 0 for what is gone or unseen. Actions: stay, up, down, left, right, load; what is impossible is to stay.
 
     Args:
         side: fields along each side of the board.
