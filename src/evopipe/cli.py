@@ -266,13 +266,16 @@ def _compare(
         list[str] | None,
         typer.Argument(metavar="[WHAT]...", help="Folders, experiments, git revisions. None: here, HEAD, experiments."),
     ] = None,
-    everywhere: Annotated[bool, typer.Option("--all", "-A", help="Experiments of all commits, not HEAD's.")] = False,
+    everywhere: Annotated[
+        bool, typer.Option("--all", "-A", help="Experiments of all commits, not only HEAD's.")
+    ] = False,
     picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it too: .svg or .png.")] = None,
     curves: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the elite's fitness over steps and over seconds.")
     ] = None,
     parallel: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw what differs against the score, a line for each run.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw a line for each run: its parameters that differ, and its score."),
     ] = None,
 ) -> None:
     """Compare configurations: the elite's mean, interval and IQM, over seeds where there are several."""

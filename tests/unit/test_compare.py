@@ -162,6 +162,21 @@ def test_experiments_and_revisions(tmp_path: Path) -> None:
     assert table(call(tmp_path, "compare", "--all"))[1][1:3] == ["2 seeds", "55.0"]
 
 
+def test_a_head_from_before_the_first_run_is_no_news(tmp_path: Path) -> None:
+    """As in a new project: no warning; a HEAD with a score that cannot be used still has one."""
+    git(tmp_path, "init", "-q")
+    (tmp_path / "params.yaml").write_text("seed: 1\n")
+    commit(tmp_path)
+    write_run(tmp_path, 1, 10.0)
+    answer = call(tmp_path, "compare")
+    assert (answer.code, answer.err) == (0, "")
+    kept = (tmp_path / "dvc.lock").read_text()
+    (tmp_path / "dvc.lock").write_text(kept.replace("1.dir", "2.dir", 1))
+    commit(tmp_path)
+    (tmp_path / "dvc.lock").write_text(kept)
+    assert "warning: HEAD: reports/evaluation.json is not of the run" in call(tmp_path, "compare").err
+
+
 def test_the_picture(tmp_path: Path) -> None:
     write_run(tmp_path / "a", 1, 10.0, lr=0.5)
     write_run(tmp_path / "b", 1, 20.0, lr=0.25)

@@ -33,6 +33,7 @@ _LOCK, _PARAMS, _SWEPT = Path("dvc.lock"), Path("params.yaml"), Path("sweep.json
 _STAGES = [*layout.OUTS][: [*layout.OUTS].index(layout.WRITER[EVALUATION]) + 1]  # what a score comes from
 _EXPERIMENT = re.compile(r"refs/exps/[0-9a-f]{2}/[0-9a-f]{38}/(.+)")
 _RESAMPLES = 10_000
+_HEAD = "HEAD"
 _TERMINAL = 100  # characters of a line of the legend
 
 _Read = Callable[[Path], bytes]
@@ -122,7 +123,8 @@ def compare(what: Sequence[str] = (), everywhere: bool = False) -> tuple[list[Ro
         except EvopipeError as error:
             if what:
                 raise
-            notes.append(str(error))
+            if not (name == _HEAD and isinstance(error, MissingInputError)):  # it was committed before the first run
+                notes.append(str(error))
             continue
         # HEAD is often the working folder too: of one configuration and seed the first counts.
         runs.setdefault(json.dumps([run.seed, run.settings], sort_keys=True), run)
@@ -189,7 +191,7 @@ def _places(what: Sequence[str], everywhere: bool) -> Iterator[tuple[str, _Read]
     if not what:
         yield "the working folder", _in(Path())
         if head:
-            yield "HEAD", _at("HEAD")
+            yield _HEAD, _at(_HEAD)
             sha = head.decode().strip()
             of_head = f"refs/exps/{sha[:2]}/{sha[2:]}/"
             for ref in refs:

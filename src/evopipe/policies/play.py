@@ -238,14 +238,14 @@ def environment_of(
     named = [] if another else [*([] if env_id else [own.id]), *(wrapper.name for wrapper in own.wrappers)]
     if not trust and (foreign := next((name for name in named if ":" in name), None)):
         raise UsageError(
-            f"policy.json names {foreign!r}: to make the environment is to run the code of the module "
-            f"{foreign.partition(':')[0]!r}; if you know where this policy comes from say --trust (trust=True), or "
+            f"policy.json names {foreign!r}, an environment or wrapper in the module {foreign.partition(':')[0]!r}, "
+            "whose code would run; add --trust (trust=True) if this policy is your own or from someone you trust, or "
             "name another environment with --env"
         )
     if not (trust or another) and own.source is not None:
         raise UsageError(
-            f"policy.json names the C file {own.source!r}: to make the environment is to compile and run it; if you "
-            "know where this policy comes from say --trust (trust=True), or name another environment with --env"
+            f"policy.json names the C file {own.source!r}, which would be compiled and run; add --trust (trust=True) "
+            "if this policy is your own or from someone you trust, or name another environment with --env"
         )
     if another:
         own = EnvConfig(id=str(env_id))

@@ -168,10 +168,10 @@ class Ladder:
         return self._level(member.steps)
 
     def on_its_way(self, member: Living) -> bool:
-        """Return whether a member is still on the way to its next rung.
+        """Return whether a member has not diverged and is still between two rungs.
 
-        This is so if the member has not diverged and reached no rung in the last generation in which it trained. The
-        method must be called only for a member that has trained.
+        A member is between two rungs if it reached none in the last generation in which it trained. The method must be
+        called only for a member that has trained.
         """
         curve = self.curves[member.id]
         return member.healthy and self.level(member) == (self._level(curve[-2][0]) if len(curve) > 1 else 0)

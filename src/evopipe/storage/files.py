@@ -71,8 +71,10 @@ def publishing(path: Path, rename: Callable[[Path, Path], None] = os.replace) ->
     `rename` is the function that moves the first path to the second; by default an atomic replacement.
 
     Raises:
-        DiskError: a file or folder cannot be written.
+        DiskError: a file or folder cannot be written, or `path` is a device or a pipe, which a renaming would destroy.
     """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise DiskError(f"{path}: this is a device or a pipe, not a file: choose another name")
     make_folder(path.parent)
     with translating(path):
         _clear_dead(path.parent)

@@ -76,7 +76,9 @@ def test_their_evaluation_takes_an_elite(algo: str, tmp_path: Path) -> None:
     small = {"env": {"id": "CartPole-v1"}, "population": {"size": 1}, "export": {"film": False, "program": False}}
     short = {"algo": algo, "max_steps": 64, "evo_steps": 64, "eval_episodes": 2, "confirm_episodes": 2}
     short |= {"warm_start": 0} if algo == "dqn" else {}
-    loaded = evopipe.train(small | {"train": short, "evaluate": {"episodes": 2}}, tmp_path).policy
+    block = {"learn_step": 64, "batch_size": 64} if algo == "ppo" else {}
+    params = small | {"train": short, "algos": {algo: block}, "evaluate": {"episodes": 2}}
+    loaded = evopipe.train(params, tmp_path).policy
     assert isinstance(loaded, policy.Policy)
     env = gymnasium.make("CartPole-v1")
     returns, lengths = evaluation.evaluate_policy(Predictor(loaded), env, 3, return_episode_rewards=True, warn=False)

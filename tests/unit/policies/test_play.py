@@ -246,7 +246,7 @@ def test_a_module_that_only_the_folder_names_is_not_imported(tmp_path: Path) -> 
     words = ("play", "elite", "--max-steps", "2", "--gif", "a.gif")
     refused = call(tmp_path, *words)
     assert refused.code == 64
-    assert refused.err.startswith("error: policy.json names 'planted:CartPole-v1': to make the environment is to run")
+    assert refused.err.startswith("error: policy.json names 'planted:CartPole-v1', an environment or wrapper in")
     assert "--trust" in refused.err
     assert "--env" in refused.err
     assert call(tmp_path, *words, "--env", "CartPole-v1").code == 0

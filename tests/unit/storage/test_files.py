@@ -240,3 +240,12 @@ for write in (
 def test_storage_does_not_import_torch() -> None:
     done = run_script("import sys, evopipe.storage.lock, evopipe.storage.checkpoint; print('torch' in sys.modules)")
     assert done.stdout == "False\n", done.stderr
+
+
+def test_a_device_or_a_pipe_is_no_file_to_replace(tmp_path: Path) -> None:
+    """As `/dev/null` is: who may write to its folder would take it from everybody."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DiskError, match="pipe: this is a device or a pipe, not a file: choose another name"):
+        write_json(tmp_path / "pipe", {})
+    assert (tmp_path / "pipe").is_fifo()
+    assert [*tmp_path.iterdir()] == [tmp_path / "pipe"]
