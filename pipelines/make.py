@@ -15,6 +15,7 @@ A pipeline's own `changes.yaml` says what it wants otherwise than `shapes.yaml` 
         with the block `agents`, and the first of its files has the function `make`, which returns an AgentTrainer
     base: a model's folder that the stages depend on, which may be another pipeline's export
     start: a folder that the population begins with, on which that stage depends
+    behaviour: a folder of the policy whose play is the dataset, on which `fetch` depends
     files: modules of its own, which every stage depends on
     params: the parameters that differ from the root's; a comment behind one replaces the root's
     algos: the algorithms it lists, each with the hyper-parameters that differ from `evopipe params block`; {}: none
@@ -39,7 +40,7 @@ from evopipe.schema.read import parse_yaml
 from evopipe.schema.write import block, commented, dump_yaml, entries
 
 FOLDER = Path(__file__).parent
-KEYS = {"heading", "shape", "base", "reward", "start", "files", "params", "algos"}
+KEYS = {"heading", "shape", "base", "reward", "start", "behaviour", "files", "params", "algos"}
 AS_AT_THE_TOP = (".dvc/config", ".dvcignore")
 TEMPLATE = "src/evopipe/new/template"
 ENTRY = re.compile(r"(?P<key>\s*[\w-]+): *(?P<value>.*?)(?P<comment>  #.*)?")
@@ -202,7 +203,8 @@ def _dvc(changes: Any) -> str:
         base = [changes["base"]] if "base" in changes and stage not in ("fetch", "report") else []
         reward = [changes["reward"]] if "reward" in changes and stage in ("train", "evaluate") else []
         start = [changes["start"]] if "start" in changes and stage == "population" else []
-        made["deps"][1:1] = [*changes.get("files", []), *base, *reward, *start]
+        behaviour = [changes["behaviour"]] if "behaviour" in changes and stage == "fetch" else []
+        made["deps"][1:1] = [*changes.get("files", []), *base, *reward, *start, *behaviour]
         made["cmd"] = made["cmd"].format(module=Path(changes.get("files", [""])[0]).stem)
     if "self_play" in changes["params"].get("train", {}):  # its league is an out as well
         stages["train"]["outs"].insert(0, layout.LEAGUE.as_posix())
