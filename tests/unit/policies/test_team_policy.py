@@ -293,7 +293,7 @@ def test_the_command_draws_a_team_and_tells_what_it_counts(tmp_path: Path) -> No
         assert image.n_frames > 1
     answer = call(tmp_path, "play", "sum", "--gif", "a.gif")
     assert answer.code == 64
-    assert "if you know where this policy comes from say --trust" in answer.err
+    assert "add --trust (trust=True) if this policy is your own or from someone you trust" in answer.err
     answer = call(tmp_path, "play", "sum", "--gif", "a.gif", "--env", "CartPole-v1")
     assert answer.err == (
         "error: environment 'CartPole-v1' is for one agent, the policy is not; play it where it was trained\n"
