@@ -19,8 +19,7 @@ def differing(settings: Sequence[_Settings]) -> list[str]:
 
     A key that some configurations lack, such as a parameter of another algorithm, is left out.
     """
-    shared = set.intersection(*(set(each) for each in settings))
-    return [key for key in settings[0] if key in shared and any(s[key] != settings[0][key] for s in settings)]
+    return [key for key in _unlike(settings) if all(key in each for each in settings)]
 
 
 def short(keys: Sequence[str]) -> dict[str, str]:
