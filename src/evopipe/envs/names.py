@@ -110,12 +110,11 @@ def suggested(env_id: str) -> str:
     near = did_you_mean(name, known)
     if near and colon:
         near = near.replace("mean '", f"mean '{module}:")
-    if colon and name.startswith(_BY_ENTRY_POINT):
-        return f", did you mean {name!r}?"
+    bare = name.startswith(_BY_ENTRY_POINT)
     package = next((names for begin, names in _PACKAGES.items() if name.startswith(begin)), None)
-    if package is not None and not colon:
+    if package is not None and (bare or not colon):
         module, pip = package
-        meant = name if name.startswith(_BY_ENTRY_POINT) else f"{module}:{name}"
+        meant = name if bare else f"{module}:{name}"
         there = importlib.util.find_spec(module) is not None
         install = f"pip install 'evopipe[{_EXTRAS[module]}]'" if module in _EXTRAS else f"pip install {pip}"
         return f", did you mean {meant!r}?" if there else f"; it is of the package {pip}: `{install}`, then {meant!r}"
